@@ -15,6 +15,7 @@ from lane_marks import in_turn, on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, proof_plan, prove, reference_plan, skip_unless_here
+from said import said_by_ranks, says
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import UserError
@@ -47,7 +48,14 @@ def test_ranks_take_the_references_step(
 GATHER = "rank/step.py"
 FAULTS = [
     ("clip", "ranks not multiplied", "training.py", "share = float(self.world.size)", "share = 1.0", "differs"),
-    ("clip", "no graph of its own", GATHER, "parts[world.rank] = _tensor(own[n])", "parts[world.rank].sum()", "torch"),
+    (
+        "clip",
+        "no graph of its own",
+        GATHER,
+        "parts[world.rank] = _tensor(rank_leaves[n])",
+        "parts[world.rank].sum()",
+        "torch",
+    ),
     ("clip", "temperature not shared out", GATHER, "averaged = [not by_row[n] and", "averaged = [False and", "differs"),
     (
         "supervised_contrastive",
@@ -102,8 +110,9 @@ def test_a_script_by_itself_refuses_other_ranks() -> None:
 def test_and_by_the_ranks_too(reference_rank: Ranks) -> None:
     """What the reference has of another job only tells the dtype and the rate."""
     other = Expectation(reference_rank.work(reference_plan(f"{JOBS}:clip", 2)), 0)
-    with Ranks(2) as own, pytest.raises(RanksFailed, match=r"Refused: step \d: gather_outputs finds a tensor of"):
+    with Ranks(2) as own, pytest.raises(RanksFailed) as failed:
         own.work(proof_plan(other, f"{JOBS}:padded", "ddp", 2))
+    says(said_by_ranks(str(failed.value), "Refused"), "gathered_outputs_have_different_shapes", rank=1)
 
 
 def without_dropout(name: str) -> Job:

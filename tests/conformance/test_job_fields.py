@@ -13,6 +13,7 @@ from lane_marks import shared_out
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, prove, reference_plan, skip_unless_here
+from said import said_by_ranks, says
 from samestep import reference
 from samestep.engine import Layout
 from samestep.proof.trace import Expectation
@@ -38,9 +39,9 @@ FAULTS = [
     ("averaged", Fault("weights as they are", "training.py", "self._ema.swap()", "pass", ("parameter",), "")),
     (
         "weighted",
-        Fault("not by weight", SCHEDULE, "np.asarray(by.weights, dtype", "np.ones(samples, dtype", INDICES, ""),
+        Fault("not by weight", SCHEDULE, "np.asarray(order.weights, dtype", "np.ones(samples, dtype", INDICES, ""),
     ),
-    ("lengths", Fault("no buckets", SCHEDULE, "rank[kept] * by.buckets", "rank[kept] * 0", INDICES, "")),
+    ("lengths", Fault("no buckets", SCHEDULE, "rank[full] * order.buckets", "rank[full] * 0", INDICES, "")),
     ("weighted", Fault("noise alike", "data/loader.py", "(count,) if count", "() if count", ("tensors received",), "")),
     ("plateau", Fault("other metric", EVALUATED, "means[self.metric]", "0.0", ("learning rate",), "")),
 ]
@@ -74,8 +75,9 @@ def test_proven_on_every_engine(
 @pytest.mark.check
 def test_deepspeed_refuses_an_average_in_stage_3(reference_rank: Ranks) -> None:
     skip_unless_here("deepspeed")
-    with Ranks(2, engine="deepspeed") as own, pytest.raises(RanksFailed, match="stage 3 keeps the weights where no"):
+    with Ranks(2, engine="deepspeed") as own, pytest.raises(RanksFailed) as failed:
         prove(reference_rank, own, JOBS["averaged"][0], "deepspeed", None, {"stage": "3"})
+    says(said_by_ranks(str(failed.value), "Refused"), "deepspeed_stage_3_averages_no_weights")
 
 
 @pytest.mark.check

@@ -105,7 +105,13 @@ FAULTS = [
         "len(self.phases) - 1)  #",
         "batch.micro_batch.phase)  #",
     ),
-    ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[micro_batch.micro]", "before = kept[0]"),
+    (
+        "gan",
+        "another micro-batch's rows",
+        "data/loader.py",
+        "before = loaded_batches[micro_batch.micro]",
+        "before = loaded_batches[0]",
+    ),
     ("actor_critic", "averages of all parameters", "rank/weights.py", "if parameter.requires_grad  #", "if True  #"),
 ]
 

@@ -16,7 +16,9 @@ from lane_marks import in_turn
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed
+from said import refuses, says
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.rank.checkpoints import Checkpoints
 from samestep.records.checkpoint import Interval, Manifest
 from samestep.records.files import read, write
@@ -154,7 +156,8 @@ def test_another_jobs_checkpoint_is_refused_unless_it_is_named(ranks: Pool, tmp_
     mine, other = (LaunchRequest("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
     write(manifest, replace(read(Manifest, manifest), asked=mine).sealed())
     assert Checkpoints(folder, World(), None, request=replace(mine, engine="fsdp")).load()
-    with pytest.raises(UserError, match=r"is of another training: --set: lr=1 there, lr=2 here; give another folder"):
+    difference = message("value_differs", what="--set", there="lr=1", here="lr=2")
+    with refuses("checkpoint_of_another_training", difference=difference):
         Checkpoints(folder, World(), None, request=other).load()
     assert Checkpoints(folder, World(), None, request=other, resume=str(folder)).load()
 
@@ -164,8 +167,10 @@ def test_a_model_of_another_shape_is_refused(ranks: Pool, tmp_path: Path) -> Non
     job = jobs_resumed.stateful()
     checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", World(), None)
     run, model = Run(job, World(), 12, checkpoints=checkpoints), job.model()
-    with pytest.raises(UserError, match=r"is of another model: centre, first\.bias, first\.weight, frozen\.bias …"):
+    with pytest.raises(UserError) as refused:
         run.register(model, job.optimizer.build(model))
+    says(refused.value.message, "checkpoint_of_another_model")
+    assert refused.value.message.fields["tensors"][:3] == ["centre", "first.bias", "first.weight"]
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks: Pool, tmp_path: Path) -> None:
@@ -229,8 +234,8 @@ FAULTS = [
     (
         "pieces in the wrong place",
         "rank/checkpoint_files.py",
-        "piece.offset) for key",
-        "(0,) * len(piece.offset)) for key",
+        "Place(piece.shape, piece.offset)",
+        "Place(piece.shape, (0,) * len(piece.offset))",
     ),
 ]
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
 from conformance import jobs_drawn
+from said import refuses
 from samestep.data.loader import Rows, batches
 from samestep.data.pipeline import Span
 from samestep.data.stream import is_stream, nested
@@ -120,7 +121,8 @@ def test_an_error_of_augment_names_its_sample() -> None:
         return sample
 
     job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=augment)
-    with pytest.raises(LoadingFailed, match="failed at sample 5: ValueError: no such colour"):
+    failed = {"place": "sample 5", "error": "ValueError: no such colour"}
+    with refuses("rows_not_loaded", LoadingFailed, **failed):
         list(batches(job, World(), schedule_of(job, 1), 1))
 
 

@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 from command import TESTS, samestep
 from command import WATCHED as JOBS
 from conformance.jobs_job import averaged
+from said import says
 from samestep.commands.progress import Training
 from samestep.commands.train import count_evaluated_rows
 from samestep.errors import TrainingFailed
 from samestep.rank.evaluate import BestWeights, _better
 from samestep.rank.weights import save
-from samestep.records.record import EvaluationRecord, Progress, TrainingRecord
+from samestep.records.files import read
+from samestep.records.record import EvaluationRecord, Progress, RankError, TrainingRecord
 from samestep.world import World
 
 MANY = ["--set", "many=true"]  # metrics of torchmetrics'
@@ -145,20 +147,22 @@ def test_an_evaluation_that_fails_does_not_cost_the_training(tmp_path: Path) -> 
     words = ["--nproc", "2", "--set", "breaks=true", "--evaluate-every", "0", "--out", str(tmp_path / "out")]
     done = samestep("run", f"{JOBS}:job", *words)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "loading the evaluation's rows failed at sample 100: ValueError: a bad shard" in done.stderr, done.stderr
+    (error,) = (tmp_path / "out").rglob("error-rank*.json")
+    place = {"step": None, "place": "sample 100", "error": "ValueError: a bad shard"}
+    says(read(RankError, error).message, "rows_not_loaded", **place)
     assert (tmp_path / "out" / "weights.safetensors").exists()
 
 
 def test_what_cannot_be_evaluated_is_one_sentence(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     weights = str(trained[0] / "weights.safetensors")
-    for words, says in (
+    for words, sentence in (
         (["--set", "evaluated=false"], "the job has no evaluation"),
         (["--predictions", "/proc/out.npy"], "--predictions /proc/out.npy cannot be written"),
         (["--predictions", weights], "weights.safetensors exists, and would be replaced"),
         (["--predictions", "out.txt"], "--predictions out.txt: give a file that ends in .npy"),
     ):
         done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", "1", *words)
-        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 NAN = float("nan")

@@ -16,10 +16,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hostile_files import ANY, CANARY, JSON, SAFETENSORS
+from said import refuses
 from samestep import Job, Recipe
 from samestep.commands.runs import newest_checkpoint
 from samestep.engines import single
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.rank.checkpoint_files import Damaged, Saved, checked, digest, newest
 from samestep.rank.checkpoint_state import TrainingState, check_parts
 from samestep.rank.checkpoints import Checkpoints, StopAfter
@@ -116,7 +118,7 @@ def test_a_forged_manifest_is_refused(forged: str, folder: Path) -> None:
     FORGED[forged](folder / "step-3")
     with pytest.raises(Damaged, match=r"manifest\.json"):
         checked(folder / "step-3")
-    with pytest.raises(UserError, match=r"step-3 is not as samestep writes it: manifest\.json"):
+    with refuses("checkpoint_not_as_samestep_writes_it", checkpoint=folder / "step-3"):
         Saved(folder / "step-3")
     assert newest(folder, lambda sentence: None) == folder / "step-2"
 
@@ -155,7 +157,7 @@ def test_a_forged_state_is_one_sentence(state: str, folder: Path) -> None:
     write(folder / "step-3" / "rank0.json", replace(part, tree=STATES[state](part.tree)))
     resealed(folder / "step-3")
     checked(folder / "step-3")
-    with pytest.raises(UserError, match="step-3 is not as samestep writes it"):
+    with refuses("checkpoint_not_as_samestep_writes_it", checkpoint=folder / "step-3"):
         check_parts(Saved(folder / "step-3"))
 
 
@@ -167,12 +169,13 @@ def test_a_tensor_is_as_large_as_its_pieces(folder: Path) -> None:
     write(checkpoint / "rank0.json", RankPart(part.tree, {key: Place((10**6, 10**6), (0, 0))}))
     resealed(checkpoint)
     saved = Saved(checkpoint)
-    with pytest.raises(UserError, match="only 2 of the 1000000000000 values"):
+    with refuses("tensor_incomplete", tensor="model/weight", found=2, values=10**12):
         saved.tensor(saved.state["model"]["weight"])
     save_file({"other": torch.zeros(1)}, checkpoint / "rank0.safetensors")
     resealed(checkpoint)
     saved = Saved(checkpoint)
-    with pytest.raises(UserError, match="has no tensor model/weight"):
+    missing = message("tensor_missing", tensor="model/weight")
+    with refuses("checkpoint_not_as_samestep_writes_it", why=missing):
         saved.tensor(saved.state["model"]["weight"])
 
 
@@ -233,5 +236,5 @@ def test_a_training_continues_past_what_was_swapped_and_refuses_what_was_forged(
     position = {"done": 2, "skipped": 0, "last": None}
     write(checkpoint / "rank0.json", replace(part, tree=part.tree | {"position": position}))
     resealed(checkpoint)
-    with pytest.raises(UserError, match="its state is that of step 2"):
+    with refuses("checkpoint_not_as_samestep_writes_it", why=message("state_of_another_step", step=2)):
         _trained(tmp_path / "cut", stop=None)

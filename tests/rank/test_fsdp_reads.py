@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from said import refuses
 from samestep import Job, Recipe
 from samestep.engine import load
 from samestep.errors import Refused
 from samestep.job.walk import leaves_of
+from samestep.message import message
 from samestep.rank.fsdp_units import units_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
@@ -134,17 +136,21 @@ def test_what_is_read_outside_of_its_unit_is_named(case: str, alone: None) -> No
     expected = trained("single", reads, loss)
     found = trained("fsdp", reads, loss, **WHOLE)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    with pytest.raises(Refused, match=rf"{name} is read .*fsdp.wrap=root --set-engine fsdp.reshard=false"):
+    with pytest.raises(Refused) as refused:
         trained("fsdp", reads, loss)
+    said = refused.value.message
+    assert said.id in ("shard_read_outside_of_its_unit", "second_derivative_reads_a_shard")
+    assert said.fields["parameter"].endswith(name) and said.fields["remedy"].id == "keep_fsdp_parameters_whole"
 
 
 def test_what_no_setting_helps_says_what_to_write(alone: None) -> None:
-    with pytest.raises(Refused, match=r"attribute kept .*detach"):
+    with refuses("forward_keeps_a_parameter_that_fsdp_frees", attribute="kept"):
         trained("fsdp", keep, lambda model, output: total([output, model.kept]))
 
 
 def test_a_container_that_fsdp_does_not_open_is_refused(alone: None) -> None:
-    with pytest.raises(Refused, match="Net returns a UserDict"):
+    names = {"module": "Net", "container": "UserDict"}
+    with refuses("fsdp_does_not_look_into_what_a_module_returns", **names):
         trained("fsdp", lambda *values: UserDict(all=values[-1]), lambda model, output: output["all"].mean())
 
 
@@ -153,7 +159,7 @@ def test_a_gradient_of_a_gradient_in_the_criterion_is_refused(alone: None) -> No
         value, inputs = output
         return total([value, torch.autograd.grad(value.sum(), inputs, create_graph=True)[0]])
 
-    with pytest.raises(Refused, match=r"derivative .* in the model's forward"):
+    with refuses("second_derivative_reads_a_shard", remedy=message("compute_inside_of_forward")):
         trained("fsdp", lambda model, inputs, hidden, output: (output, inputs), loss, **WHOLE)
 
 

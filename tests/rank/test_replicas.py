@@ -9,7 +9,10 @@ import torch
 
 from command import TESTS, samestep
 from ranks import skip_unless_here
+from said import says
 from samestep.rank.shards import digests
+from samestep.records.files import read
+from samestep.records.record import RankError
 
 JOB = f"{TESTS}/rank/poisoned.py:job"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64)
@@ -60,6 +63,7 @@ def test_a_rank_that_drifts_is_named(
         assert done.returncode == 0, done.stderr
         return
     assert done.returncode == 1, done.stderr
-    says = f"rank 1 failed: the replicas have drifted apart by step {step}: last.weight on rank 1 is not what the other"
-    assert says in done.stderr, done.stderr
+    (error,) = (tmp_path / "out").rglob("error-rank1.json")
+    says(read(RankError, error).message, "replicas_differ", step=step, parameter="last.weight", ranks=[1])
+    assert f"by step {step}: last.weight" in done.stderr, done.stderr
     assert not (tmp_path / "out" / "weights.safetensors").exists()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from command import samestep
-from samestep import UserError
-from samestep.rank.checkpoints import Checkpoints, TrainingIdentity
+from said import refuses
+from samestep.message import Message, message
+from samestep.rank.checkpoints import Checkpoints, Difference, TrainingIdentity
 from samestep.world import World
 
 IDENTITY = TrainingIdentity(
@@ -20,12 +21,12 @@ IDENTITY = TrainingIdentity(
     values={"global_batch": "64", "optimizer": "SGD(lr=0.1)"},
     versions={"torch": "2.13"},
 )
-OTHER_DATA: dict[str, tuple[dict[str, Any], str]] = {
-    "rows": ({"data": IDENTITY.data | {"training rows": "1664"}}, "training rows: 1600 there, 1664 here"),
-    "evaluation rows": ({"data": IDENTITY.data | {"evaluation rows": "9"}}, "evaluation rows: 200 there, 9 here"),
+OTHER_DATA: dict[str, tuple[dict[str, Any], Difference]] = {
+    "rows": ({"data": IDENTITY.data | {"training rows": "1664"}}, Difference("training rows", "1664", "1600")),
+    "evaluation rows": ({"data": IDENTITY.data | {"evaluation rows": "9"}}, Difference("evaluation rows", "9", "200")),
     "values of a row": (
         {"rows": {"training": {"0": "aa 1 1", "1599": "b2 1 1"}}},
-        "training row 1599: bb 1 1 there, b2 1 1 here",
+        Difference("training row 1599", "b2 1 1", "bb 1 1"),
     ),
 }
 
@@ -46,14 +47,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", OTHER_DATA)
 @pytest.mark.parametrize("resume", ["auto", "named"])
 def test_other_data_are_refused_and_the_option_goes_on(name: str, resume: str, folder: Path) -> None:
-    changed, sentence = OTHER_DATA[name]
+    changed, difference = OTHER_DATA[name]
     other = replace(IDENTITY, **changed)
     resume = str(folder / "step-7") if resume == "named" else resume
-    with pytest.raises(UserError, match=f"{sentence}.*--resume-changed-data"):
+    with refuses("checkpoint_of_other_data", differences=[difference.said]):
         checkpoints(folder, other, resume=resume).load()
     goes_on = checkpoints(folder, other, resume=resume, changed_data=True)
     assert goes_on.load() and goes_on.identity
-    assert goes_on.identity.changes == (f"since step 7: {sentence}",)
+    assert goes_on.identity.changes == (f"since step 7: {difference.text}",)
     assert goes_on.other_evaluation == (name == "evaluation rows")
     again = checkpoints(folder, replace(goes_on.identity, changes=()), changed_data=True)  # what it was trained on now
     goes_on.take(9, {"identity": goes_on.identity.tree()})
@@ -63,19 +64,22 @@ def test_other_data_are_refused_and_the_option_goes_on(name: str, resume: str, f
 
 def test_other_values_are_another_training_unless_it_is_named(folder: Path) -> None:
     other = replace(IDENTITY, values=IDENTITY.values | {"optimizer": "SGD(lr=0.2)"})
-    with pytest.raises(UserError, match=r"SGD\(lr=0.1\) there, SGD\(lr=0.2\) here.*--resume"):
+    difference = Difference("optimizer", "SGD(lr=0.2)", "SGD(lr=0.1)")
+    with refuses("checkpoint_of_another_training", difference=difference.said):
         checkpoints(folder, other).load()
     assert checkpoints(folder, other, resume=str(folder / "step-7")).load()
 
 
 def test_the_same_data_go_on_also_with_fewer_rows_read_and_other_versions(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fewer = {"training": {"0": "aa 1.0000001 1"}, "evaluation": {"7": "dd 1 1"}}  # and rounded otherwise
     here = replace(IDENTITY, rows=fewer, versions={"torch": "2.14"}, changing={"training": 3})
+    said: list[Message] = []
+    monkeypatch.setattr("samestep.rank.checkpoints.say", said.append)
     assert checkpoints(folder, here).load()
-    said = capsys.readouterr().err
-    assert "torch: 2.13 there, 2.14 here" in said and "3 of the training rows" in said
+    assert message("checkpoint_differs", difference=Difference("torch", "2.14", "2.13").said) in said
+    assert message("rows_change_each_time", count=3, dataset="training") in said
 
 
 JOB = """
@@ -105,7 +109,7 @@ def test_a_job_whose_data_have_grown(tmp_path: Path) -> None:
     for name in ("results.json", "weights.safetensors"):  # as if it had been killed after its checkpoint of step 5
         (tmp_path / "out" / name).unlink()
     code, said = run(18)
-    assert code == 2 and "training rows: 16 there, 18 here" in said
+    assert code == 2 and "training rows: 16" in said
     assert run(18, "--resume-changed-data")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["resumed_from"] == 5 and results["changes"][0].startswith("since step 5: training rows: 16")
+    assert results["resumed_from"] == 5 and results["changes"][0].startswith("since step 5")

@@ -66,7 +66,7 @@ def test_a_listener_that_fails_ends_no_training(tmp_path: Path) -> None:
     done = samestep("run", WRITES_STEPS, "--engine", "single", "--set", "fails=true", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     for name in ("on_step", "on_evaluation"):
-        warning = f"{name} raised ValueError: the disk is full ({TESTS}/jobs/writes_steps.py, line "
+        warning = f"{name} raised ValueError: the disk is full ({TESTS}/jobs/writes_steps.py:"
         assert done.stderr.count(warning) == 1, done.stderr
 
 

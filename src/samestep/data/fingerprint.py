@@ -59,7 +59,7 @@ def fingerprint(job: Job) -> Fingerprint:
     """Returns the fingerprint of `job.train`. An error of the dataset leaves out its rows: the training raises it."""
     dataset = job.train
     length = len(dataset)
-    plain = all(type(each) in PLAIN for each in nested(dataset)) and not (job.collate or job.augment)
+    plain = all(type(wrapped) in PLAIN for wrapped in nested(dataset)) and not (job.collate or job.augment)
     if plain or sys.platform != "linux":
         with _generators_kept():
             pairs = list(_digests(job, length))
@@ -78,7 +78,7 @@ def sampled_rows(length: int) -> list[int]:
     while step > 1:
         step = (step + 1) // 2
         order += range(step, len(spread), step)
-    return [spread[at] for at in dict.fromkeys(order)]
+    return [spread[place] for place in dict.fromkeys(order)]
 
 
 def _digests(job: Job, length: int) -> Iterator[tuple[int, str]]:
@@ -178,9 +178,9 @@ def digest_of(sample: Any) -> str:
     return f"{state.hexdigest()} {total:.9g} {magnitude:.9g}"
 
 
-def is_same_row(digest: str, other: str) -> bool:
+def is_same_row(digest: str, second: str) -> bool:
     """Returns whether two digests are of the same row, within the rounding of another kind of processor."""
-    (bits, total, magnitude), (other_bits, other_total, other_magnitude) = digest.split(), other.split()
+    (bits, total, magnitude), (other_bits, other_total, other_magnitude) = digest.split(), second.split()
     bound = ROUNDING * max(float(magnitude), float(other_magnitude))
     return bits == other_bits and abs(float(total) - float(other_total)) <= bound
 
@@ -188,12 +188,12 @@ def is_same_row(digest: str, other: str) -> bool:
 def _labels(dataset: Any) -> str:
     """Returns a digest of the names of an image folder's classes, and of every row's label; '' where there are none."""
     state, found = hashlib.blake2b(digest_size=8), False
-    for each in nested(dataset):
-        values = getattr(each, "__dict__", {})
+    for wrapped in nested(dataset):
+        values = getattr(wrapped, "__dict__", {})
         labels = values.get("targets", [pair[-1] for pair in values.get("paths", []) if isinstance(pair, tuple)])
         with suppress(Exception):
             numbers = np.asarray(labels)
-            if numbers.dtype.kind in "iu" and len(numbers) == len(each):
+            if numbers.dtype.kind in "iu" and len(numbers) == len(wrapped):
                 state.update(np.ascontiguousarray(numbers, dtype=np.int64).tobytes())
                 state.update(repr(list(values.get("classes", []))).encode())
                 found = True

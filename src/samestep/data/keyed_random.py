@@ -78,9 +78,9 @@ GENERATORS: Mapping[str, GlobalGenerator] = {
 }
 
 
-def _same_state(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one[1], np.ndarray):  # numpy's state: a name, the keys, and numbers
-        return bool(one[2:] == other[2:] and np.array_equal(one[1], other[1]))
-    return bool(one == other)
+def _same_state(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first[1], np.ndarray):  # numpy's state: a name, the keys, and numbers
+        return bool(first[2:] == second[2:] and np.array_equal(first[1], second[1]))
+    return bool(first == second)

@@ -41,12 +41,12 @@ class Rows(Dataset[Any]):
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
-        methods = (getattr(each, "set_epoch", None) for each in nested(self.dataset))
+        methods = (getattr(dataset, "set_epoch", None) for dataset in nested(self.dataset))
         self.set_epoch: Callable[[int], None] | None = next(filter(None, methods), None)
         self.epoch = -1  # the latest that set_epoch was called with
         self.generator = torch.Generator()  # shared by all samples: creating one costs as much as a small augmentation
         self.keyed = KeyedRandom()
-        self.stream = next((each for each in nested(self.dataset) if isinstance(each, Stream)), None)
+        self.stream = next((dataset for dataset in nested(self.dataset) if isinstance(dataset, Stream)), None)
         self.stream_keyed_by: tuple[int, frozenset[str]] = (-1, frozenset())  # the epoch, and the generators
 
     def __getitem__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
@@ -77,7 +77,7 @@ class Rows(Dataset[Any]):
             self._key_stream()
             samples = fetch(self.dataset, indices)
         if self.augment:
-            samples = [self._augmented(*each) for each in zip(samples, indices, again)]
+            samples = [self._augmented(*sample) for sample in zip(samples, indices, again)]
         self.keyed.seed(self.seed, "collate", self.epoch, indices[0], *again[0])
         return self.collate(samples)
 
@@ -87,9 +87,9 @@ class Rows(Dataset[Any]):
 
     def _key_stream(self) -> None:
         """Keys a stream's rows, which it reads one after the other, by their place in it."""
-        by = (self.epoch, self.keyed.drawn)
-        if self.stream is not None and self.keyed.drawn and by != self.stream_keyed_by:
-            self.stream_keyed_by, epoch = by, self.epoch
+        keyed_by = (self.epoch, self.keyed.drawn)
+        if self.stream is not None and self.keyed.drawn and keyed_by != self.stream_keyed_by:
+            self.stream_keyed_by, epoch = keyed_by, self.epoch
             self.stream.key_rows(lambda row: self.keyed.seed(self.seed, "sample", epoch, row))
 
     def _augmented(self, sample: Any, index: int, again: tuple[int, ...]) -> Any:
@@ -161,13 +161,13 @@ def batches(
 
 def _in_turn(loaded_once: Iterator[Batch], micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
     """Yields a batch for each micro-batch. Those of the first phase are loaded, and kept for the phases after it."""
-    kept: dict[int, Batch] = {}  # by micro-batch
+    loaded_batches: dict[int, Batch] = {}  # by micro-batch
     for micro_batch in micro_batches:
         if micro_batch.phase == 0:
-            kept[micro_batch.micro] = next(loaded_once)
-            yield kept[micro_batch.micro]
+            loaded_batches[micro_batch.micro] = next(loaded_once)
+            yield loaded_batches[micro_batch.micro]
         else:
-            before = kept[micro_batch.micro]
+            before = loaded_batches[micro_batch.micro]
             yield replace(
                 before, micro_batch=micro_batch, fetch_s=None if before.fetch_s is None else 0.0, fetch_cpu_s=0.0
             )

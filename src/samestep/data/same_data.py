@@ -29,16 +29,16 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> Mapping
         jobs["evaluation"] = replace(in_order, collate=None, augment=None)
     fingerprints = {name: fingerprint(of_dataset) for name, of_dataset in jobs.items()}
     if world.size > 1 and dist.is_initialized():
-        for name, here in fingerprints.items():
-            _compare_rows(name, here, world)
+        for name, seen_data in fingerprints.items():
+            _compare_rows(name, seen_data, world)
         if training:
             _compare_orders(job, world)
     return fingerprints
 
 
-def _compare_rows(name: str, here: Fingerprint, world: World) -> None:
+def _compare_rows(name: str, own_data: Fingerprint, world: World) -> None:
     """Compares a dataset between the ranks. name: of the dataset, for the error."""
-    of_rank = gather_from_ranks((here.length, here.rows), world)
+    of_rank = gather_from_ranks((own_data.length, own_data.rows), world)
     for rank, (length, digests) in enumerate(of_rank):
         first_length, first = of_rank[0]
         difference = None
@@ -68,9 +68,9 @@ def _compare_orders(job: Job, world: World) -> None:
             )
 
 
-def gather_from_ranks(mine: Any, world: World) -> list[Any]:
+def gather_from_ranks(value: Any, world: World) -> list[Any]:
     """Returns every rank's `mine`, in rank order, on every rank. Needs an open process group when world.size > 1."""
-    of_rank: list[Any] = [mine] * world.size
+    of_rank: list[Any] = [value] * world.size
     if world.size > 1:
-        dist.all_gather_object(of_rank, mine)
+        dist.all_gather_object(of_rank, value)
     return of_rank

@@ -60,8 +60,8 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        whole, rest = divmod(self.length, self.global_batch)
-        return (whole + (1 if rest and self.last == "keep" else 0)) * self.phases
+        full, remainder = divmod(self.length, self.global_batch)
+        return (full + (1 if remainder and self.last == "keep" else 0)) * self.phases
 
     @property
     def micro_batches(self) -> int:
@@ -87,19 +87,19 @@ class Schedule:
         Raises UserError when the weights of the step's rows add up to 0.
         """
         batch, phase = divmod(number, self.phases)
-        whole = self._global_batch(epoch, batch)
-        per_rank = cut(len(whole), self.world_size)
+        step_rows = self._global_batch(epoch, batch)
+        per_rank = cut(len(step_rows), self.world_size)
         first = sum(per_rank[:rank])
-        mine = whole[first : first + per_rank[rank]]
-        total = self._weigh(whole)
+        rank_rows = step_rows[first : first + per_rank[rank]]
+        total = self._weigh(step_rows)
         if not total > 0:
             raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
         repeats = self.ordered.repeats(self.global_batch, self.seed, epoch) if self.ordered else None
-        micro_batches, at = [], 0
-        for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
-            indices = mine[at : at + rows]
-            place = batch * self.global_batch + first + at
-            at += rows
+        micro_batches, start = [], 0
+        for micro, rows in enumerate(cut(len(rank_rows), self.micro_batches)):
+            indices = rank_rows[start : start + rows]
+            place = batch * self.global_batch + first + start
+            start += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
             micro_batches.append(
@@ -107,7 +107,7 @@ class Schedule:
                     epoch=epoch,
                     step=epoch * self.steps_per_epoch + number,
                     micro=micro,
-                    indices=indices if rows else np.resize(whole, FILL_ROWS),
+                    indices=indices if rows else np.resize(step_rows, FILL_ROWS),
                     rows=rows,
                     weight=weight,
                     share=weight * self.world_size / total,
@@ -156,20 +156,20 @@ class Schedule:
 class Ordered:
     """Job.order, of a dataset of `samples` samples: Weighted, ByLength, Lanes or a function."""
 
-    by: Any
+    order: Any
     samples: int
 
     def indices(self, rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
         """Returns the `rows` indices of an epoch. Raises UserError where a function gives another number of them."""
-        found = _own_order(self.by, self.samples, batch, seed, epoch)
+        found = _own_order(self.order, self.samples, batch, seed, epoch)
         if len(found) != rows:
             raise UserError(f"the job's order gave {rows} indices for epoch 0, and {len(found)} for epoch {epoch}")
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
         """Returns how often each row of an epoch has come before in it; None where no row is repeated."""
-        once = isinstance(self.by, ByLength | Lanes)
-        return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
+        once = isinstance(self.order, ByLength | Lanes)
+        return None if once else _repeats(self.order, self.samples, batch, seed, epoch)
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
@@ -199,35 +199,35 @@ def _order(length: int, seed: int, epoch: int) -> NDArray[np.integer[Any]]:
 
 
 @lru_cache(maxsize=3)
-def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def _own_order(order: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Returns the indices of an epoch in the job's own order. Raises UserError for those that the dataset lacks."""
     generator = _generator(seed, epoch)
-    if isinstance(by, Weighted):
-        totals = np.cumsum(np.asarray(by.weights, dtype=np.float64))
-        drawn = torch.rand(by.num_samples or samples, dtype=torch.float64, generator=generator).numpy() * totals[-1]
+    if isinstance(order, Weighted):
+        totals = np.cumsum(np.asarray(order.weights, dtype=np.float64))
+        drawn = torch.rand(order.num_samples or samples, dtype=torch.float64, generator=generator).numpy() * totals[-1]
         chosen: NDArray[np.int64] = np.searchsorted(totals, drawn, side="right").clip(max=samples - 1)
         return chosen
-    if isinstance(by, ByLength):
+    if isinstance(order, ByLength):
         rank = np.empty(samples, dtype=np.int64)
-        rank[np.argsort(np.asarray(by.lengths), kind="stable")] = np.arange(samples)
+        rank[np.argsort(np.asarray(order.lengths), kind="stable")] = np.arange(samples)
         shuffled = torch.randperm(samples, generator=generator).numpy()
-        kept, rest = np.split(shuffled, [samples - samples % batch])
-        by_bucket = kept[np.argsort(rank[kept] * by.buckets // samples, kind="stable")]
-        places = torch.randperm(len(kept) // batch, generator=generator).numpy()
-        return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), rest])
-    if isinstance(by, Lanes):
+        full, remainder = np.split(shuffled, [samples - samples % batch])
+        by_bucket = full[np.argsort(rank[full] * order.buckets // samples, kind="stable")]
+        places = torch.randperm(len(full) // batch, generator=generator).numpy()
+        return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), remainder])
+    if isinstance(order, Lanes):
         lanes = np.arange(samples - samples % batch).reshape(batch, -1)
         return np.concatenate([lanes.T.reshape(-1), np.arange(lanes.size, samples)])
-    found = np.asarray(by(epoch, generator), dtype=np.int64).reshape(-1)
+    found = np.asarray(order(epoch, generator), dtype=np.int64).reshape(-1)
     if not len(found) or found.min() < 0 or found.max() >= samples:
         raise UserError(f"the job's order gives indices for epoch {epoch} that are not all of 0 to {samples - 1}")
     return found
 
 
 @lru_cache(maxsize=2)
-def _repeats(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    order = _own_order(by, samples, batch, seed, epoch)
-    places = np.argsort(order, kind="stable")
-    repeats = np.empty(len(order), dtype=np.int64)
-    repeats[places] = np.arange(len(order)) - np.searchsorted(order[places], order[places], side="left")
+def _repeats(order: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    rows = _own_order(order, samples, batch, seed, epoch)
+    places = np.argsort(rows, kind="stable")
+    repeats = np.empty(len(rows), dtype=np.int64)
+    repeats[places] = np.arange(len(rows)) - np.searchsorted(rows[places], rows[places], side="left")
     return repeats

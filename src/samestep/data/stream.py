@@ -16,7 +16,7 @@ END = object()
 
 def is_stream(dataset: Any) -> bool:
     """Returns whether a dataset is a Stream or a subset of one, which can only be read in order."""
-    return any(isinstance(each, Stream) for each in nested(dataset))
+    return any(isinstance(base, Stream) for base in nested(dataset))
 
 
 class Stream(Dataset[Any]):

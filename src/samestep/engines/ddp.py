@@ -107,9 +107,9 @@ def train(
 
 def in_rank_order(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
     """A DDP communication hook: averages gradients in rank order. An all-reduce's order changes with the world size."""
-    mine = bucket.buffer()
-    of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    gathered = dist.all_gather(of_rank, mine, async_op=True).get_future()
+    gradients = bucket.buffer()
+    of_rank = [torch.empty_like(gradients) for _ in range(dist.get_world_size())]
+    gathered = dist.all_gather(of_rank, gradients, async_op=True).get_future()
     return gathered.then(lambda _: sum(of_rank[1:], of_rank[0]) / len(of_rank))
 
 

@@ -85,24 +85,26 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
 def fragments(model: Any, world: World) -> list[Fragment]:
     """Returns this rank's fragments of the parameters: those of ZeRO's optimizer are flat, and float32."""
     zero, module, stage, fragments = model.optimizer, model.module, model.zero_optimization_stage(), []
-    for name, parameter in ((name, each) for name, each in module.named_parameters() if each.requires_grad):
-        each: Any = parameter
+    for name, trained in (
+        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad
+    ):
+        parameter: Any = trained
         if stage == 3:
-            group, at, length = zero.grad_position[zero.get_param_id(each)]
-            size, start = each.ds_numel, world.rank * length  # the last fragments are padded
+            group, offset, length = zero.grad_position[zero.get_param_id(parameter)]
+            size, start = parameter.ds_numel, world.rank * length  # the last fragments are padded
             flat, length = zero.fp32_partitioned_groups_flat[group], max(0, min(length, size - start))
-        elif each._hp_mapping is None:
+        elif parameter._hp_mapping is None:
             continue  # other ranks have it
         else:
-            here = each._hp_mapping
-            flat, size = zero.single_partition_of_fp32_groups[here.param_group_index], each.numel()
-            at, start, length = (
-                here.hp_fragment_address.start,
-                here.lp_fragment_address.start,
-                here.lp_fragment_address.numel,
+            mapping = parameter._hp_mapping
+            flat, size = zero.single_partition_of_fp32_groups[mapping.param_group_index], parameter.numel()
+            offset, start, length = (
+                mapping.hp_fragment_address.start,
+                mapping.lp_fragment_address.start,
+                mapping.lp_fragment_address.numel,
             )
         if length:
-            fragments.append(Fragment(name, size, flat, at, start, length))
+            fragments.append(Fragment(name, size, flat, offset, start, length))
     return fragments
 
 

@@ -66,8 +66,8 @@ def train(job: Job, world: World, run: Run, *, stages: int | None = None, at: st
         loss = run.loss(model, batch)
         waiting.append(loss)
         if batch.completes_step or len(waiting) == in_flight:
-            for each in waiting:
-                each.backward()
+            for loss_in_flight in waiting:
+                loss_in_flight.backward()
             waiting.clear()
         if batch.completes_step and job.clip_norm is not None:
             clip_grad_norm_(model.parameters(), job.clip_norm)
@@ -141,13 +141,13 @@ def starts_of(model: nn.Module, stages: int, at: str) -> list[str]:
         if name not in later:
             raise UserError(f"--set-engine split.at={at}: {name} is not a later layer; {nearest(name, later)}")
         starts.append(name)
-    seen, total = 0.0, sum(sizes.values())
+    placed, total = 0.0, sum(sizes.values())
     for number, (name, size) in enumerate(() if at else sizes.items()):
         stage, left = len(starts), len(sizes) - number
-        is_due = seen + size / 2 >= total * (stage + 1) / stages  # the layer's middle lies in the next part
+        is_due = placed + size / 2 >= total * (stage + 1) / stages  # the layer's middle lies in the next part
         if number and stage < stages - 1 and (is_due or left < stages - stage):
             starts.append(name)
-        seen += size
+        placed += size
     return starts
 
 

@@ -54,7 +54,7 @@ class Job(JobFields):
         check_dataset("train", self.train)
         if self.evaluation is not None:
             check_dataset("evaluation", self.evaluation)
-        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
+        if self.shuffle and any(getattr(dataset, "one_order", False) for dataset in nested(self.train)):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
         check_calls({name: getattr(self, name) for name in CALLED})
         for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch", "seed"):

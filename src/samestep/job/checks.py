@@ -12,9 +12,9 @@ from samestep.errors import UserError
 
 def nested(dataset: Any) -> Iterator[Any]:
     """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
-    seen: set[int] = set()  # a dataset that wraps itself would never end
-    while dataset is not None and id(dataset) not in seen:
-        seen.add(id(dataset))
+    found: set[int] = set()  # a dataset that wraps itself would never end
+    while dataset is not None and id(dataset) not in found:
+        found.add(id(dataset))
         yield dataset
         dataset = getattr(dataset, "dataset", None)
 

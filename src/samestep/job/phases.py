@@ -64,18 +64,18 @@ def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Par
             )
     parameters: list[list[nn.Parameter]] = [[] for _ in phases]
     for parameter in trained:
-        of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
+        numbers = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
         name = names[id(parameter)][0]
-        if not of:
+        if not numbers:
             known = ", ".join(phase.name for phase in phases)
             raise UserError(
                 f"{name} is trained and belongs to no phase ({known}): name it or its module in the `parameters` of "
                 "one, or freeze it with requires_grad_(False)"
             )
-        if len(of) > 1:
-            both = " and ".join(f"'{phases[number].name}'" for number in of)
+        if len(numbers) > 1:
+            both = " and ".join(f"'{phases[number].name}'" for number in numbers)
             raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
-        parameters[of[0]].append(parameter)
+        parameters[numbers[0]].append(parameter)
     return parameters
 
 
@@ -84,7 +84,11 @@ def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[
     if callable(phase.parameters):
         return {id(parameter) for parameter in phase.parameters(model)}
     given = {phase.parameters} if isinstance(phase.parameters, str) else set(phase.parameters)
-    return {number for number, of in names.items() if any(not given.isdisjoint(_paths(name)) for name in of)}
+    return {
+        number
+        for number, parameter_names in names.items()
+        if any(not given.isdisjoint(_paths(name)) for name in parameter_names)
+    }
 
 
 def _paths(name: str) -> Iterable[str]:
@@ -111,10 +115,10 @@ def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -
         return [{"params": parameters}]
     built: list[Any] = list(phase.optimizer.groups(model))
     groups = built if all(isinstance(group, dict) for group in built) else [{"params": built}]
-    own = {id(parameter) for parameter in parameters}
+    ids = {id(parameter) for parameter in parameters}
     for group in groups:
         group["params"] = list(group["params"])
-        if any(id(parameter) not in own for parameter in group["params"] if parameter.requires_grad):
+        if any(id(parameter) not in ids for parameter in group["params"] if parameter.requires_grad):
             raise UserError(
                 f"the groups of phase '{phase.name}' hold a parameter that it does not train; groups(model) is given "
                 "the whole model, and returns the groups of the phase's parameters"

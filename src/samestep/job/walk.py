@@ -18,8 +18,8 @@ def flattened(data: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
     inner = [_flattened_node(node) for node in nodes]
 
     def rebuilt(leaves: Iterable[Any]) -> Any:
-        rest = iter(leaves)
-        return tree_unflatten([rebuild([*islice(rest, len(found))]) for found, rebuild in inner], tree)
+        waiting = iter(leaves)
+        return tree_unflatten([rebuild([*islice(waiting, len(found))]) for found, rebuild in inner], tree)
 
     return [leaf for found, _ in inner for leaf in found], rebuilt
 
@@ -29,10 +29,10 @@ def leaves_of(data: Any) -> list[Any]:
     return flattened(data)[0]
 
 
-def mapped(change: Callable[..., Any], data: Any, *others: Any) -> Any:
+def mapped(change: Callable[..., Any], data: Any, *more: Any) -> Any:
     """Returns nested data like `data`, whose leaves are change(leaf, *leaves of `others` in its place)."""
     leaves, rebuilt = flattened(data)
-    return rebuilt(change(*values) for values in zip(leaves, *map(leaves_of, others), strict=True))
+    return rebuilt(change(*values) for values in zip(leaves, *map(leaves_of, more), strict=True))
 
 
 def mapped_tensors(change: Callable[[Any], Any], data: Any) -> Any:

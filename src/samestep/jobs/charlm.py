@@ -38,8 +38,8 @@ class Windows(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        at = index * self.length
-        return self.text[at : at + self.length], self.text[at + 1 : at + self.length + 1]
+        start = index * self.length
+        return self.text[start : start + self.length], self.text[start + 1 : start + self.length + 1]
 
 
 def read(data: Path) -> tuple[Tensor, int]:

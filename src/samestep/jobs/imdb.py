@@ -60,7 +60,7 @@ def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> t
     words = BertWordPieceTokenizer(trainer.get_vocab(), lowercase=True)
     words.enable_truncation(length)
     words.enable_padding(length=length)
-    return lambda texts: torch.tensor([one.ids for one in words.encode_batch(texts)]), words.get_vocab_size()
+    return lambda texts: torch.tensor([encoding.ids for encoding in words.encode_batch(texts)]), words.get_vocab_size()
 
 
 def job(

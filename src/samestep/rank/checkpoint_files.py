@@ -144,13 +144,15 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
 
     folder.mkdir(parents=True, exist_ok=True)
     part, tensors = (folder / name for name in files_of(rank))
-    here = {key: piece for key, piece in pieces.items() if piece.block.numel() or not math.prod(piece.shape)}
-    save_file({key: piece.block for key, piece in here.items()}, tensors)
+    nonempty = {key: piece for key, piece in pieces.items() if piece.block.numel() or not math.prod(piece.shape)}
+    save_file({key: piece.block for key, piece in nonempty.items()}, tensors)
     sync(tensors)
     for name, file in files.items():
         replace_by(folder / name, partial(shutil.copyfileobj, file))
     places = {
-        key: Place(piece.shape, piece.offset) for key, piece in here.items() if piece.shape != tuple(piece.block.shape)
+        key: Place(piece.shape, piece.offset)
+        for key, piece in nonempty.items()
+        if piece.shape != tuple(piece.block.shape)
     }
     write(part, RankPart(tree, places))
 
@@ -161,7 +163,8 @@ def complete(folder: Path, step: int, engine: str, world_size: int, request: Lau
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))
     digests = {path.name: digest(path) for path in files}
     size = sum(path.stat().st_size for path in files)
-    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, request).sealed())
+    manifest = Manifest(step, engine, world_size, written_at=time.time(), files=digests, bytes=size, asked=request)
+    write(part / MANIFEST, manifest.sealed())
     sync(part)
     done = folder / f"step-{step}"
     shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
@@ -302,25 +305,25 @@ class Saved:
     ) -> Tensor:
         """Returns a tensor, or the block of it with this offset and shape, put together from all ranks' pieces."""
         (opened, first), *_ = pieces = self._pieces_of(stored)
-        whole = self.shape(stored) if shape is None or offset is None else tuple(shape)
-        if first is None and whole == self.shape(stored):
+        block_shape = self.shape(stored) if shape is None or offset is None else tuple(shape)
+        if first is None and block_shape == self.shape(stored):
             tensor: Tensor = opened.get_tensor(stored.key)
             return tensor
-        offset = offset or (0,) * len(whole)
+        offset = offset or (0,) * len(block_shape)
         overlaps = []
         for opened, place in pieces:
             piece = opened.get_slice(stored.key)
-            at = place.offset if place else (0,) * len(whole)
-            spans = list(_overlap(offset, whole, at, piece.get_shape()))
+            piece_offset = place.offset if place else (0,) * len(block_shape)
+            spans = list(_overlap(offset, block_shape, piece_offset, piece.get_shape()))
             if all(start < end for start, end in spans):
-                overlaps.append((piece, at, spans))
+                overlaps.append((piece, piece_offset, spans))
         found = sum(math.prod(end - start for start, end in spans) for _, _, spans in overlaps)
-        if found != math.prod(whole):  # before there is memory for it: the shape is what the file says
-            sizes = {"found": found, "values": math.prod(whole)}
+        if found != math.prod(block_shape):  # before there is memory for it: the shape is what the file says
+            sizes = {"found": found, "values": math.prod(block_shape)}
             raise UserError(message("tensor_incomplete", checkpoint=self.folder, tensor=stored.key, **sizes))
-        block = torch.empty(whole, dtype=self.dtype(stored))
-        for piece, at, spans in overlaps:
-            values = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, at))]
+        block = torch.empty(block_shape, dtype=self.dtype(stored))
+        for piece, piece_offset, spans in overlaps:
+            values = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, piece_offset))]
             block[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, offset))] = values
         return block
 
@@ -344,5 +347,5 @@ def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yields for each dimension the first index of what two blocks share, and the one after the last."""
-    for first, size, other, other_size in zip(offset, shape, other_offset, other_shape):
-        yield max(first, other), min(first + size, other + other_size)
+    for start, size, second_first, second_size in zip(offset, shape, other_offset, other_shape):
+        yield max(start, second_first), min(start + size, second_first + second_size)

@@ -46,14 +46,14 @@ from samestep.world import World
 class Fragment:
     """A fragment of a parameter that is part of a flat one, which the optimizer has instead.
 
-    name: the parameter's, and numel its size. flat: the flat parameter on this rank. at: the fragment's first element
-    in it. start: its first element in the parameter. length: how many it has.
+    name: the parameter's, and numel its size. flat: the flat parameter on this rank. offset: the fragment's first
+    element in it. start: its first element in the parameter. length: how many it has.
     """
 
     name: str
     numel: int
     flat: Tensor
-    at: int
+    offset: int
     start: int
     length: int
 
@@ -61,29 +61,33 @@ class Fragment:
 def fragments_tree(fragments: Sequence[Fragment], state: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, StateDict]:
     """Returns parameter -> key -> this rank's piece of its state, or a number. state: of the flat parameters."""
     return {
-        each.name: {
-            key: Piece(value[each.at : each.at + each.length].clone(), (each.numel,), (each.start,))
-            if isinstance(value, Tensor) and value.shape == each.flat.shape
+        fragment.name: {
+            key: Piece(
+                value[fragment.offset : fragment.offset + fragment.length].clone(), (fragment.numel,), (fragment.start,)
+            )
+            if isinstance(value, Tensor) and value.shape == fragment.flat.shape
             else value
-            for key, value in state[each.flat].items()
+            for key, value in state[fragment.flat].items()
         }
-        for each in fragments
-        if each.flat in state
+        for fragment in fragments
+        if fragment.flat in state
     }
 
 
 def load_fragments(fragments: Sequence[Fragment], state: dict[Tensor, StateDict], saved: Saved) -> None:
     """Gives the flat parameters the state that a checkpoint has of their fragments."""
-    for each in fragments:
-        of_flat = state.get(each.flat) or {}
-        for key, value in saved.state["optimizer"].get(each.name, {}).items():
-            if isinstance(value, Stored) and saved.shape(value) and saved.numel(value) == each.numel:
-                into = of_flat.setdefault(key, torch.zeros_like(each.flat.data))
-                into[each.at : each.at + each.length] = flat_block(saved, value, each.start, each.length).to(into)
+    for fragment in fragments:
+        of_flat = state.get(fragment.flat) or {}
+        for key, value in saved.state["optimizer"].get(fragment.name, {}).items():
+            if isinstance(value, Stored) and saved.shape(value) and saved.numel(value) == fragment.numel:
+                into = of_flat.setdefault(key, torch.zeros_like(fragment.flat.data))
+                into[fragment.offset : fragment.offset + fragment.length] = flat_block(
+                    saved, value, fragment.start, fragment.length
+                ).to(into)
             else:
                 of_flat[key] = saved.plain(value)
         if of_flat:
-            state[each.flat] = of_flat
+            state[fragment.flat] = of_flat
 
 
 def flat_block(saved: Saved, stored: Stored, start: int, length: int) -> Tensor:
@@ -102,26 +106,26 @@ PARTS = {"position": dict, "model": dict, "optimizer": dict, "groups": list, "ra
 class TrainingState:
     """The parts of one training on this rank.
 
-    others: name -> what has a state dict: the schedulers and the scaler. whole: returns the full state dict; None: the
-    module's own tensors are saved, of shards each rank's. fragments: of the parameters, where the optimizer has flat
-    ones instead. recipe: the names of the classes of the job's optimizers; empty: not known.
+    stateful: name -> what has a state dict: the schedulers and the scaler. full_state: returns the full state dict;
+    None: the module's own tensors are saved, of shards each rank's. fragments: of the parameters, where the optimizer
+    has flat ones instead. recipe: the names of the classes of the job's optimizers; empty: not known.
     """
 
     world: World
     model: nn.Module
     optimizer: Any
-    others: Mapping[str, Any]
+    stateful: Mapping[str, Any]
     carried: CarriedState | None = None
-    whole: Callable[[], Tree] | None = None
+    full_state: Callable[[], Tree] | None = None
     fragments: Sequence[Fragment] = ()
     recipe: Sequence[str] = ()
 
     def tree(self, ema: Ema | None) -> Tree:
         """Returns what this rank gives to a checkpoint."""
         parameters: Tree = dict(named_parameters(self.model))
-        if self.whole:
-            whole = self.whole()
-            parameters = {name: whole[name] for name in parameters}
+        if self.full_state:
+            full_state = self.full_state()
+            parameters = {name: full_state[name] for name in parameters}
         buffers = dict(self.model.named_buffers())
         tree: Tree = {
             "model": self._given(parameters),
@@ -139,7 +143,7 @@ class TrainingState:
             tree["recipe"] = list(self.recipe)
             tree["flat"] = bool(self.fragments)
             tree["extra"] = {name: module.get_extra_state() for name, module in with_extra_state(self.model)}
-            tree |= {name: part.state_dict() for name, part in self.others.items()}
+            tree |= {name: part.state_dict() for name, part in self.stateful.items()}
         return tree
 
     def load(self, saved: Saved, *, in_epoch: bool) -> None:
@@ -162,7 +166,7 @@ class TrainingState:
         for name, module in with_extra_state(self.model):
             module.set_extra_state(saved.plain(state["extra"][name]))
         self._load_optimizer(saved)
-        for name, part in self.others.items():
+        for name, part in self.stateful.items():
             if name != "scaler" or state.get(name):  # another engine, or in bf16, has none: this one begins anew
                 part.load_state_dict(saved.plain(state[name]))
         if self.carried and same_ranks:
@@ -187,13 +191,15 @@ class TrainingState:
         if not is_shard(tensor):
             return self.world.rank == 0
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-        return not any(placement.is_replicate() and at for placement, at in zip(tensor.placements, coordinate))
+        return not any(
+            placement.is_replicate() and position for placement, position in zip(tensor.placements, coordinate)
+        )
 
     def _given(self, tree: Tree) -> Tree:
         return {name: value for name, value in tree.items() if self._writes(value)}
 
     def _optimizer_tree(self) -> Tree:
-        if self.whole:
+        if self.full_state:
             return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
         tree = {names[id(parameter)]: state for parameter, state in inner.state.items()}
@@ -216,7 +222,7 @@ class TrainingState:
     def _load_optimizer(self, saved: Saved) -> None:
         for group, numbers in zip(self.optimizer.param_groups, saved.state["groups"], strict=True):
             load_numbers(group, saved.plain(numbers))
-        if self.whole:
+        if self.full_state:
             return  # load_fragments() does it, when there are flat parameters
         inner, names = self._inner(), self._names()
         from_flat = saved.state.get("flat", False)
@@ -225,17 +231,20 @@ class TrainingState:
                 name = names[id(parameter)]
                 state = saved.state["optimizer"].get(name)
                 if state is not None:
-                    kept = None if from_flat else saved.dtype(saved.state["model"][name])
+                    saved_dtype = None if from_flat else saved.dtype(saved.state["model"][name])
                     inner.state[parameter] = {
-                        key: load_state(saved, value, key, group, parameter, kept) for key, value in state.items()
+                        key: load_state(saved, value, key, group, parameter, saved_dtype)
+                        for key, value in state.items()
                     }
 
     def _check(self, saved: Saved, buffers: Tree) -> None:
-        there = {**saved.state["model"], **buffers}
-        here = dict([*named_parameters(self.model), *self.model.named_buffers()])
-        shapes = {name: list(saved.shape(stored)) for name, stored in there.items()}
+        saved_tensors = {**saved.state["model"], **buffers}
+        tensors = dict([*named_parameters(self.model), *self.model.named_buffers()])
+        shapes = {name: list(saved.shape(stored)) for name, stored in saved_tensors.items()}
         differ = [
-            name for name in {**here, **there} if shapes.get(name) != (list(here[name].shape) if name in here else None)
+            name
+            for name in {**tensors, **saved_tensors}
+            if shapes.get(name) != (list(tensors[name].shape) if name in tensors else None)
         ]
         if differ:
             raise UserError(message("checkpoint_of_another_model", checkpoint=saved.folder, tensors=sorted(differ)))
@@ -249,7 +258,7 @@ class TrainingState:
                     optimizers=self.recipe,
                 )
             )
-        for name in self.others:
+        for name in self.stateful:
             if name != "scaler" and name not in saved.state:
                 raise UserError(message("checkpoint_lacks", checkpoint=saved.folder, what=name))
         if len(saved.state["groups"]) != len(self.optimizer.param_groups):
@@ -309,7 +318,9 @@ def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
         block_of(tensor).copy_(saved.tensor(stored, offset, shape))
 
 
-def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, kept: torch.dtype | None) -> Any:
+def load_state(
+    saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, saved_dtype: torch.dtype | None
+) -> Any:
     """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
 
     kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here. None: the
@@ -319,14 +330,16 @@ def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tenso
         return tree_map_only(
             Tensor, lambda tensor: tensor.to(parameter.device), saved.plain(value)
         )  # LBFGS keeps lists
-    dtype = parameter.dtype if kept in (None, saved.dtype(value)) and saved.shape(value) else saved.dtype(value)
+    dtype = parameter.dtype if saved_dtype in (None, saved.dtype(value)) and saved.shape(value) else saved.dtype(value)
     flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
     flat = flat and "history_size" not in group  # LBFGS's own vectors stay as they are
     if is_shard(parameter) and (flat or saved.shape(value) == tuple(parameter.shape)):
         shape, offset = place_of(parameter)
         if flat:
-            whole = saved.tensor(value).view(parameter.shape)
-            block = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape))].to(parameter.device, dtype)
+            unflattened = saved.tensor(value).view(parameter.shape)
+            block = unflattened[tuple(slice(start, start + size) for start, size in zip(offset, shape))].to(
+                parameter.device, dtype
+            )
         else:
             block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
         return sharded_like(block, parameter)
@@ -366,9 +379,9 @@ class Saving:
 
         parts: name -> what else has a state dict; None: the training has no such part. state: as Run.register's.
         """
-        others = {name: part for name, part in parts.items() if part is not None}
-        self._evaluator = others.get("evaluations")
-        self._state = TrainingState(self.world, model, optimizer, others, carried, state, recipe=_recipe(self.job))
+        stateful = {name: part for name, part in parts.items() if part is not None}
+        self._evaluator = stateful.get("evaluations")
+        self._state = TrainingState(self.world, model, optimizer, stateful, carried, state, recipe=_recipe(self.job))
         saved = self.checkpoints.load()
         if saved is None:
             return Position()

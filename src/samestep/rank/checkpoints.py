@@ -67,17 +67,17 @@ class Difference:
     """One thing in which two trainings differ: what it is, as it is here, as it is in the checkpoint."""
 
     what: str
-    here: str
-    there: str
+    value: str
+    saved: str
 
     @property
     def text(self) -> str:
         """The difference as a checkpoint keeps it."""
-        return f"{self.what}: {self.there} there, {self.here} here"
+        return f"{self.what}: {self.saved} there, {self.value} here"
 
     @property
     def said(self) -> Message:
-        return message("value_differs", what=self.what, here=self.here, there=self.there)
+        return message("value_differs", what=self.what, here=self.value, there=self.saved)
 
 
 @dataclass(frozen=True)
@@ -99,36 +99,42 @@ class TrainingIdentity:
         """Returns it for a checkpoint."""
         return asdict(self) | {"changes": list(self.changes)}
 
-    def other_data(self, there: TrainingIdentity) -> list[Difference]:
+    def other_data(self, saved: TrainingIdentity) -> list[Difference]:
         """Returns in which data `there` differs."""
-        differences = _differences(self.data, there.data)
+        differences = _differences(self.data, saved.data)
         for name, rows in self.rows.items():
-            rows_there = there.rows.get(name, {})
-            other = [row for row in rows if not is_same_row(rows[row], rows_there.get(row, rows[row]))]
-            if other and not any(each.what.startswith(name) for each in differences):
-                rows_too = f" (and {len(other) - 1} more of the {len(rows)} that were looked at)" if other[1:] else ""
-                differences.append(Difference(f"{name} row {other[0]}{rows_too}", rows[other[0]], rows_there[other[0]]))
+            saved_rows = saved.rows.get(name, {})
+            changed = [row for row in rows if not is_same_row(rows[row], saved_rows.get(row, rows[row]))]
+            if changed and not any(difference.what.startswith(name) for difference in differences):
+                rows_too = (
+                    f" (and {len(changed) - 1} more of the {len(rows)} that were looked at)" if changed[1:] else ""
+                )
+                differences.append(
+                    Difference(f"{name} row {changed[0]}{rows_too}", rows[changed[0]], saved_rows[changed[0]])
+                )
         return differences
 
-    def other_values(self, there: TrainingIdentity) -> list[Difference]:
+    def other_values(self, saved: TrainingIdentity) -> list[Difference]:
         """Returns in which values of the job `there` differs."""
-        return _differences(self.values, there.values)
+        return _differences(self.values, saved.values)
 
-    def other_versions(self, there: TrainingIdentity) -> list[Difference]:
+    def other_versions(self, saved: TrainingIdentity) -> list[Difference]:
         """Returns in which versions `there` differs."""
-        return _differences(self.versions, there.versions)
+        return _differences(self.versions, saved.versions)
 
 
-def _differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[Difference]:
+def _differences(values: Mapping[str, str], saved: Mapping[str, str]) -> list[Difference]:
     """Returns in which values two mappings differ. What is in one alone could not be read in the other."""
-    return [Difference(name, here[name], there[name]) for name in here if there.get(name, here[name]) != here[name]]
+    return [
+        Difference(name, values[name], saved[name]) for name in values if saved.get(name, values[name]) != values[name]
+    ]
 
 
 def identity_of(job: Job, schedule: Schedule, fingerprints: Mapping[str, Fingerprint]) -> TrainingIdentity:
     """Returns the identity of a job's training. fingerprints: of its datasets, as check_same_data returns them."""
     data = {"evaluation rows": "0"}
-    for name, seen in fingerprints.items():
-        data |= _data_of(name, seen)
+    for name, fingerprint in fingerprints.items():
+        data |= _data_of(name, fingerprint)
     data["steps an epoch"] = str(schedule.steps_per_epoch)
     if job.order is not None and len(job.train) <= LARGEST_ORDER:
         order = hashlib.blake2b(schedule.order(0).tobytes(), digest_size=8)
@@ -136,21 +142,21 @@ def identity_of(job: Job, schedule: Schedule, fingerprints: Mapping[str, Fingerp
     versions = {"samestep": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return TrainingIdentity(
         data=data,
-        rows={name: _rows_of(seen) for name, seen in fingerprints.items()},
+        rows={name: _rows_of(fingerprint) for name, fingerprint in fingerprints.items()},
         values=_values_of(job),
         versions=versions | {"Python": platform.python_version()},
-        changing={name: seen.changing for name, seen in fingerprints.items() if seen.changing},
+        changing={name: fingerprint.changing for name, fingerprint in fingerprints.items() if fingerprint.changing},
     )
 
 
-def _data_of(name: str, seen: Fingerprint) -> dict[str, str]:
-    labels = {f"{name} labels (a digest)": seen.labels} if seen.labels else {}
-    return {f"{name} rows": str(seen.length)} | labels
+def _data_of(name: str, fingerprint: Fingerprint) -> dict[str, str]:
+    labels = {f"{name} labels (a digest)": fingerprint.labels} if fingerprint.labels else {}
+    return {f"{name} rows": str(fingerprint.length)} | labels
 
 
-def _rows_of(seen: Fingerprint) -> dict[str, str]:
-    collated = {"0 and 1, augmented and collated": seen.collated} if seen.collated else {}
-    return {str(row): digest for row, digest in seen.rows.items()} | collated
+def _rows_of(fingerprint: Fingerprint) -> dict[str, str]:
+    collated = {"0 and 1, augmented and collated": fingerprint.collated} if fingerprint.collated else {}
+    return {str(row): digest for row, digest in fingerprint.rows.items()} | collated
 
 
 def _values_of(job: Job) -> dict[str, str]:
@@ -255,15 +261,15 @@ class Checkpoints:
         self._compare(saved.manifest, chosen)
         return saved
 
-    def _compare(self, there: Manifest, path: Path) -> None:
+    def _compare(self, manifest: Manifest, path: Path) -> None:
         """Says from where the training continues. Raises UserError where that is another job's, unless it was named."""
-        different = self.request.difference(there.asked, JOB) if self.request and there.asked else None
+        different = self.request.difference(manifest.asked, JOB) if self.request and manifest.asked else None
         difference = message("value_differs", **dict(zip(("what", "here", "there"), different))) if different else None
         named = self.resume not in ("auto", "never")
         if difference and not named:
             raise UserError(message("checkpoint_of_another_training", checkpoint=path, difference=difference))
         if self.world.rank == 0:
-            trained = {"step": there.step, "engine": there.engine, "ranks": there.world_size}
+            trained = {"step": manifest.step, "engine": manifest.engine, "ranks": manifest.world_size}
             say(message("continues_from_checkpoint", difference=difference, **trained))
 
     def _compare_identity(self, path: Path) -> bool:
@@ -273,22 +279,22 @@ class Checkpoints:
         Raises UserError where the data differ, or, unless the checkpoint was named, values of the job.
         """
         saved = Saved(path)
-        there_tree = saved.state.get("identity")
-        if self.identity is None or there_tree is None:
+        saved_tree = saved.state.get("identity")
+        if self.identity is None or saved_tree is None:
             return False
-        there = from_json(TrainingIdentity, there_tree, f"the identity in {path}")
-        data, values = self.identity.other_data(there), self.identity.other_values(there)
+        saved_identity = from_json(TrainingIdentity, saved_tree, f"the identity in {path}")
+        data, values = self.identity.other_data(saved_identity), self.identity.other_values(saved_identity)
         if values and self.resume in ("auto", "never"):
             raise UserError(message("checkpoint_of_another_training", checkpoint=path, difference=values[0].said))
         if data and not self._changed_data:
             differences = [difference.said for difference in data[:3]]
             raise UserError(message("checkpoint_of_other_data", checkpoint=path, differences=differences))
-        for difference in [*data, *values, *self.identity.other_versions(there)]:
+        for difference in [*data, *values, *self.identity.other_versions(saved_identity)]:
             say(message("checkpoint_differs", difference=difference.said))
         for name, count in self.identity.changing.items():
             say(message("rows_change_each_time", count=count, dataset=name))
         changes = tuple(f"since step {saved.manifest.step}: {difference.text}" for difference in data)
-        self.identity = replace(self.identity, changes=(*there.changes, *changes))
+        self.identity = replace(self.identity, changes=(*saved_identity.changes, *changes))
         return any(difference.what.startswith("evaluation") for difference in data)
 
     def _choose(self) -> Path | None:

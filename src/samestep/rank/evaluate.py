@@ -48,8 +48,8 @@ class Evaluation:
     """The result of an evaluation over all ranks.
 
     rows: how many samples all ranks evaluated. weight: the sum of their weights in the loss.
-    sums: over all rows, the loss times the weight, unless the criterion returns None, and each metric; for the metrics
-    named in `whole`, which have update and compute, the value itself. indices: the samples that this rank evaluated,
+    sums: over all rows, the loss times the weight, unless the criterion returns None, and each metric; for the
+    `whole_metrics`, which have update and compute, the value itself. indices: the samples that this rank evaluated,
     for the record.
     predictions: on rank 0, if requested, the outputs in the dataset's order, shape [rows, ...].
     """
@@ -58,17 +58,21 @@ class Evaluation:
     weight: float
     sums: dict[str, float]
     indices: list[int]
-    whole: list[str] = field(default_factory=list)
+    whole_metrics: list[str] = field(default_factory=list)
     predictions: NDArray[Any] | None = None
 
     def means(self) -> dict[str, float]:
         """Returns the loss, a weighted mean, and each metric's mean over the rows."""
-        divisors = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
+        divisors = (
+            dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole_metrics, 1.0)
+        )
         return {name: total / divisors[name] for name, total in self.sums.items()}
 
     def record(self) -> EvaluationRecord:
         """Returns it as a record, without the predictions."""
-        return EvaluationRecord(self.rows, self.weight, self.sums, tuple(self.whole), self.means(), self.indices)
+        return EvaluationRecord(
+            self.rows, self.weight, self.sums, tuple(self.whole_metrics), self.means(), self.indices
+        )
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
@@ -120,20 +124,22 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
     per_rank = cut(len(chunks), world.size)
     first = sum(per_rank[: world.rank])
-    mine = range(first, first + per_rank[world.rank])
-    indices = [index for number in mine for index in chunks[number]]
-    whole = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
-    by_row = [name for name in job.metrics if name not in whole]
+    chunk_numbers = range(first, first + per_rank[world.rank])
+    indices = [index for number in chunk_numbers for index in chunks[number]]
+    whole_metrics = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
+    by_row = [name for name in job.metrics if name not in whole_metrics]
     table = torch.zeros(len(chunks), 4 + len(by_row), dtype=torch.float64, device=world.device)
     outputs: list[Any] = []
     states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad(), _memory_errors(f"while evaluating {at_once} rows at once", at_once, world):
-        for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
+        for number, batch in zip(
+            chunk_numbers, _batches(job, [chunks[number] for number in chunk_numbers], world.device)
+        ):
             heartbeat.begin(EVALUATION, number)
             output, table[number] = without_graph(_output_and_sums, job, model, by_row, batch)
-            states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
+            states.append({name: count_metric(job.metrics[name], output, batch) for name in whole_metrics})
             if predictions:
                 outputs.append(_as_array(output, batch.micro_batch.rows))
     heartbeat.begin(EVALUATION)
@@ -145,15 +151,15 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     sums = dict(zip(["loss", *by_row], totals))
     if without_loss:
         del sums["loss"]
-    if whole:
+    if whole_metrics:
         all_states = [state for of_rank in gather_from_ranks(states, world) for state in of_rank]
-        values = _metric_values(job, whole, all_states)
+        values = _metric_values(job, whole_metrics, all_states)
         # Rank 0's values: machines of two kinds may compute the last digit differently from the same counts, and all
         # ranks must decide alike about the best weights.
         sums |= gather_from_ranks(values, world)[0]
     gathered = _gather_arrays(outputs, world) if predictions else None
     sums = {name: sums[name] for name in ("loss", *job.metrics) if name in sums}
-    return Evaluation(int(rows), weight, sums, indices, whole, gathered)
+    return Evaluation(int(rows), weight, sums, indices, whole_metrics, gathered)
 
 
 def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
@@ -266,12 +272,12 @@ def _alone() -> bool:
     return False
 
 
-def _gather_arrays(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | None:
+def _gather_arrays(arrays: list[NDArray[Any]], world: World) -> NDArray[Any] | None:
     """Concatenates the arrays of all ranks on rank 0, in rank order. Returns None on the others."""
-    of_rank: list[Any] = [mine] * world.size
+    of_rank: list[Any] = [arrays] * world.size
     if world.size > 1:
-        dist.gather_object(mine, of_rank if world.rank == 0 else None)
-    return np.concatenate([array for arrays in of_rank for array in arrays]) if world.rank == 0 else None
+        dist.gather_object(arrays, of_rank if world.rank == 0 else None)
+    return np.concatenate([array for rank_arrays in of_rank for array in rank_arrays]) if world.rank == 0 else None
 
 
 def _as_array(output: Any, rows: int) -> NDArray[Any]:

@@ -54,8 +54,8 @@ def units_of(model: nn.Module, wrap: str) -> list[nn.Module]:
     units: dict[int, nn.Module] = {}  # by id: a module may be the child of several
     for module in found:
         inside = set(module.modules())
-        own = [holders[id(parameter)] for parameter in module.parameters()]
-        if own and all(inside.issuperset(of) for of in own):
+        parameter_holders = [holders[id(parameter)] for parameter in module.parameters()]
+        if parameter_holders and all(inside.issuperset(modules) for modules in parameter_holders):
             units[id(module)] = module
     return [module for module in reversed([*model.modules()]) if id(module) in units]
 
@@ -127,14 +127,14 @@ def _parameters_at(value: Any, path: list[str]) -> list[nn.Parameter]:
 def _paths(cls: Any) -> frozenset[str]:
     """Returns what the forward of a class of modules reads of self: {'wte.weight', 'wte', …}."""
     found: set[str] = set()
-    waiting, seen = ["forward"], set[str]()
+    waiting, read = ["forward"], set[str]()
     while waiting:
         name = waiting.pop()
         method = inspect.getattr_static(cls, name, None)
         method = getattr(method, "fget", None) or getattr(method, "func", method)  # of a property, or a cached one
-        if name in seen or not inspect.isfunction(method):
+        if name in read or not inspect.isfunction(method):
             continue
-        seen.add(name)
+        read.add(name)
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
         except (OSError, SyntaxError):
@@ -142,8 +142,8 @@ def _paths(cls: Any) -> frozenset[str]:
         myself = next(iter(inspect.signature(method).parameters), "")
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
-                of, _, path = INDEX.sub(r".\1", ast.unparse(node)).partition(".")
-                if of == myself and all(part.isidentifier() or part.isdigit() for part in path.split(".")):
+                base, _, path = INDEX.sub(r".\1", ast.unparse(node)).partition(".")
+                if base == myself and all(part.isidentifier() or part.isdigit() for part in path.split(".")):
                     found.add(path)
         waiting += [path for path in found if "." not in path]
     return frozenset(found)
@@ -170,9 +170,9 @@ class FSDPReads(TorchDispatchMode):
             unit.register_forward_hook(torch.compiler.disable(self._return))
 
     def _return(self, unit: nn.Module, inputs: Any, output: Any) -> Any:
-        own = {_memory(parameter) for parameter in unit.parameters() if not isinstance(parameter, DTensor)} - {0}
+        memories = {_memory(parameter) for parameter in unit.parameters() if not isinstance(parameter, DTensor)} - {0}
         _open_containers(unit, output)
-        return mapped_tensors(lambda tensor: tensor.clone() if _memory(tensor) in own else tensor, output)
+        return mapped_tensors(lambda tensor: tensor.clone() if _memory(tensor) in memories else tensor, output)
 
     def first(self, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         """Returns itself for the first step of each phase, else a context that does nothing."""

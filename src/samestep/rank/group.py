@@ -182,9 +182,11 @@ def _store(url: str, world: World, timeout: timedelta) -> Store:
     if file != url:
         return FileStore(file, world.size)
     store: Store
-    if at := _served_at(url, world):
-        listening = network.bound(*at)  # torch's own socket would listen on every interface
-        store = TCPStore(*at, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach())
+    if address := _served_at(url, world):
+        listening = network.bound(*address)  # torch's own socket would listen on every interface
+        store = TCPStore(
+            *address, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
     else:
         store = next(iter(rendezvous(url, world.rank, world.size, timeout=timeout)))[0]
     _check_run(store, url)
@@ -201,9 +203,9 @@ def _served_at(url: str, world: World) -> tuple[str, int] | None:
     """
     if world.rank:
         return None
-    at = urlsplit(url)
-    if at.scheme == "tcp":
-        return (at.hostname, at.port) if at.hostname and at.port else None
+    parsed = urlsplit(url)
+    if parsed.scheme == "tcp":
+        return (parsed.hostname, parsed.port) if parsed.hostname and parsed.port else None
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not host or not port.isdecimal():
         return None
@@ -226,13 +228,13 @@ def _shown(url: str) -> str:
 
 def _join_error(url: str, members: Membership | None, seconds: float, error: Exception) -> Exception:
     """Returns the error for a group that not all ranks have joined. members: None where there is no store."""
-    at = _shown(url)
+    address = _shown(url)
     if members is None:
         detail = str(error).splitlines()[0][:200]
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             port = urlsplit(url).port or int(os.environ.get("MASTER_PORT", "0"))
-            return UserError(message("rendezvous_port_taken", address=at, by=network.port_taken(port)))
-        return UserError(message("rendezvous_not_reached", address=at, seconds=round(seconds), error=detail))
+            return UserError(message("rendezvous_port_taken", address=address, by=network.port_taken(port)))
+        return UserError(message("rendezvous_not_reached", address=address, seconds=round(seconds), error=detail))
     try:
         absent = members.missing()
     except Exception:
@@ -240,5 +242,5 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
     if not absent:
         return members.lost(error)
     return UserError(
-        message("ranks_did_not_join", ranks=absent, size=members.world.size, address=at, seconds=round(seconds))
+        message("ranks_did_not_join", ranks=absent, size=members.world.size, address=address, seconds=round(seconds))
     )

@@ -241,8 +241,8 @@ class ReplicaGuard:
         self._checked = done
         tensors = whole_parameters(model)
         own_digests = torch.tensor(digests(tensors), dtype=torch.int64)
-        whole = int(bits_digest(own_digests))
-        greatest = torch.tensor([whole, -whole], device=self.world.device)
+        digest = int(bits_digest(own_digests))
+        greatest = torch.tensor([digest, -digest], device=self.world.device)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         high, low = greatest.tolist()
         if high != -low:

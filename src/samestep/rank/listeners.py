@@ -100,7 +100,15 @@ class Watch:
             total = sum(weights)
             loss = sum(w * x for w, x in zip(weights, losses)) / total if total else 0.0
             rows = self.rows_of(pending.step) - self.rows_of(pending.step - 1)
-            info = StepInfo(pending.step, pending.epoch, loss, pending.rates, rows, pending.seconds, pending.wait_s)
+            info = StepInfo(
+                step=pending.step,
+                epoch=pending.epoch,
+                loss=loss,
+                rates=pending.rates,
+                rows=rows,
+                seconds=pending.seconds,
+                wait_s=pending.wait_s,
+            )
             self._read = until
             del self._pending[0]
             for listener in self.listeners:
@@ -185,11 +193,13 @@ class Csv:
 
     def resume(self, step: int) -> None:
         """Continues the files: keeps their lines until `step`."""
-        for path in [each for name in ("steps.csv", "evaluations.csv") if (each := self.folder / name).exists()]:
+        for path in [
+            existing for name in ("steps.csv", "evaluations.csv") if (existing := self.folder / name).exists()
+        ]:
             header, *lines = read_regular(path).decode().splitlines(keepends=True) or [""]
-            kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
-            if kept:  # else the first line that is written brings a header
-                replace_text(path, header + "".join(kept))
+            lines = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
+            if lines:  # else the first line that is written brings a header
+                replace_text(path, header + "".join(lines))
                 self.files[path.name] = open(path, "a", buffering=1, newline="")  # noqa: SIM115 - closed in close()
 
     def step(self, info: StepInfo) -> None:

@@ -140,34 +140,34 @@ class Membership:
 
     def _check_local_ranks(self) -> None:
         rank_at: dict[tuple[str, int], int] = {}
-        for other in self.others:
-            place = other.host, other.local_rank
+        for member in self.others:
+            place = member.host, member.local_rank
             if place in rank_at:
                 raise Refused(
                     message(
                         "two_ranks_with_one_local_rank",
-                        ranks=[rank_at[place], other.rank],
-                        host=other.host,
-                        local_rank=other.local_rank,
-                        device=other.device,
+                        ranks=[rank_at[place], member.rank],
+                        host=member.host,
+                        local_rank=member.local_rank,
+                        device=member.device,
                     )
                 )
-            rank_at[place] = other.rank
+            rank_at[place] = member.rank
 
     def _check_requests(self) -> None:
         first = self.others[0]
-        for other in self.others[1:]:
-            kinds = [member.device.partition(":")[0] for member in (first, other)]
+        for member in self.others[1:]:
+            kinds = [compared.device.partition(":")[0] for compared in (first, member)]
             different = ("the device", *kinds) if kinds[0] != kinds[1] else None
-            if first.asked and other.asked:
-                different = different or first.asked.difference(other.asked)
+            if first.asked and member.asked:
+                different = different or first.asked.difference(member.asked)
             if different:
                 what, on_rank_0, on_rank = different
                 raise Refused(
                     message(
                         "commands_of_ranks_differ",
-                        rank=other.rank,
-                        host=other.host,
+                        rank=member.rank,
+                        host=member.host,
                         host_of_rank_0=first.host,
                         what=what,
                         value=on_rank,
@@ -183,14 +183,14 @@ class Membership:
         """Finds the lost ranks after `error`. Asks every other rank for a sign of life, which takes a few seconds."""
         answers = within(ANSWER_S + 1, self._answers)
         detail = GLOO_SOURCE.sub("", str(error).strip().splitlines()[0])[:200]
-        by = {"reporter": self.world.rank, "host": self._host(self.world.rank), "error": detail}
+        report = {"reporter": self.world.rank, "host": self._host(self.world.rank), "error": detail}
         if answers is None:
-            return LostPeer(message("store_of_rank_0_does_not_answer", lost_host=self._host(0), **by), [0])
+            return LostPeer(message("store_of_rank_0_does_not_answer", lost_host=self._host(0), **report), [0])
         lost = [rank for rank, answer in answers.items() if answer is None]
         failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}
         if failed:
             rank = min(failed)
-            why = message("other_rank_failed", rank=rank, rank_host=self._host(rank), why=failed[rank], **by)
+            why = message("other_rank_failed", rank=rank, rank_host=self._host(rank), why=failed[rank], **report)
             return LostPeer(why, [rank])
         if not lost:
             return LostPeer(message("collective_failed_though_all_ranks_live", error=detail), [])
@@ -198,8 +198,8 @@ class Membership:
         exited = self.world.local_size == self.world.size and "by peer" in detail
         hosts = [host for host in map(self._host, lost) if host]
         if exited:
-            return LostPeer(message("ranks_lost_as_by_exit", ranks=lost, hosts=hosts, **by), lost)
-        return LostPeer(message("ranks_lost", ranks=lost, hosts=hosts, **by), lost)
+            return LostPeer(message("ranks_lost_as_by_exit", ranks=lost, hosts=hosts, **report), lost)
+        return LostPeer(message("ranks_lost", ranks=lost, hosts=hosts, **report), lost)
 
     def failed(self, error: str) -> None:
         """Tells the other ranks that this one has failed with `error`, so that they do not wait for it."""

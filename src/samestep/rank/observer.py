@@ -39,23 +39,23 @@ class StateOf:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
-    def seen(self, ema: Ema | None, others: Mapping[str, Any]) -> dict[str, TensorRecord]:
+    def sums(self, ema: Ema | None, stateful: Mapping[str, Any]) -> dict[str, TensorRecord]:
         """Returns the sums of 'weights of NAME', 'KEY of NAME' of the optimizer, 'average of NAME', 'buffer NAME', and
         'PART KEY' of the others, name -> what has a state dict. 'optimizer of NAME' is empty: NAME may have a state.
         """
-        seen = {name: _sums(tensor) for name, tensor in self._tensors(ema)}
-        for part, of_part in others.items():
+        sums = {name: _sums(tensor) for name, tensor in self._tensors(ema)}
+        for part, of_part in stateful.items():
             for path, value in tree_flatten_with_path(of_part.state_dict())[0] if of_part is not None else ():
                 if isinstance(value, Tensor | int | float) and not isinstance(value, bool):
-                    seen[f"{part} {keystr(path)}"] = _sums(torch.as_tensor(value))
-        return seen
+                    sums[f"{part} {keystr(path)}"] = _sums(torch.as_tensor(value))
+        return sums
 
     def buffers(self) -> dict[str, TensorRecord]:
         """Returns the sums of each 'buffer NAME'."""
         return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers()}
 
     def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, Tensor]]:
-        named = {name.replace(CHECKPOINTED, ""): each for name, each in self.model.named_parameters()}
+        named = {name.replace(CHECKPOINTED, ""): parameter for name, parameter in self.model.named_parameters()}
         names = {id(parameter): name for name, parameter in named.items()}
         for name, parameter in named.items():
             yield f"weights of {name}", parameter
@@ -63,7 +63,7 @@ class StateOf:
             yield f"buffer {name}", buffer
         inner: Any = getattr(self.optimizer, "optim", None)  # ZeRO's, which has this rank's part of the state
         optimizer = inner if isinstance(inner, Optimizer) else self.optimizer
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             name = names.get(id(parameter), "")
             if not name:
                 continue  # libraries may replace the parameters by flat copies
@@ -81,9 +81,9 @@ def _sums(tensor: Tensor) -> TensorRecord:
     place = torch.zeros((), dtype=torch.float64, device=block.device)
     _, offset = place_of(tensor)
     step = tensor.numel()
-    for size, here, first in zip(tensor.shape, block.shape, offset):
+    for size, length, first in zip(tensor.shape, block.shape, offset):
         step //= max(1, size)
-        index = torch.arange(first, first + here, dtype=torch.float64, device=block.device)
+        index = torch.arange(first, first + length, dtype=torch.float64, device=block.device)
         place = place.unsqueeze(-1) + index * step
     values = block.to(torch.float64).nan_to_num()
     mixed = float((values * torch.cos(place)).sum())
@@ -148,7 +148,7 @@ class Observer:
     def note_state(self, ema: Ema | None) -> None:
         """Describes the weights, the optimizer's state and all others as they are now."""
         assert self._state_of
-        self.state = self._state_of.seen(ema, self.others) | self._buffers
+        self.state = self._state_of.sums(ema, self.others) | self._buffers
         self._buffers = {}
 
     def forward(self) -> None:
@@ -165,12 +165,15 @@ class Observer:
 
     def end(self, model: nn.Module) -> None:
         """Takes the digests of the last weights."""
-        whole = whole_parameters(model)
-        self.end_digests = dict(zip(whole, digests(whole)))
+        parameters = whole_parameters(model)
+        self.end_digests = dict(zip(parameters, digests(parameters)))
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
         """Returns epoch -> this rank's rows in the epoch's first step."""
         # Without weights: rows that all weigh 0 raise an error, and the proof does not train these epochs.
         schedule = replace(schedule, weight=None)
-        parts = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
-        return {epoch: [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
+        of_epoch = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
+        return {
+            epoch: [i for p in micro_batches for i in p.indices[: p.rows].tolist()]
+            for epoch, micro_batches in of_epoch.items()
+        }

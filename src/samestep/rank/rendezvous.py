@@ -87,14 +87,14 @@ def to_json(pickled: bytes) -> bytes:
         raise UserError(message("torch_keeps_an_unknown_rendezvous_state"))
     return _states.dump_json(
         State(
-            state.round,
-            state.complete,
-            state.deadline,
-            state.closed,
-            tuple((_plain(node), rank) for node, rank in state.participants.items()),
-            tuple(sorted(map(_plain, state.wait_list))),
-            tuple(sorted(map(_plain, state.redundancy_list))),
-            tuple((_plain(node), time) for node, time in state.last_heartbeats.items()),
+            round=state.round,
+            complete=state.complete,
+            deadline=state.deadline,
+            closed=state.closed,
+            participants=tuple((_plain(node), rank) for node, rank in state.participants.items()),
+            wait_list=tuple(sorted(map(_plain, state.wait_list))),
+            redundancy_list=tuple(sorted(map(_plain, state.redundancy_list))),
+            last_heartbeats=tuple((_plain(node), time) for node, time in state.last_heartbeats.items()),
         )
     )
 
@@ -158,8 +158,8 @@ class JoinedMachines:
         """
         first = _text(self._store.compare_set("machines", "", self._machines))
         if first != self._machines:
-            at = {"machines": self._machines, "machines_of_first": first, "address": self._endpoint}
-            raise UserError(message("machines_ask_for_different_numbers_of_machines", **at))
+            machines = {"machines": self._machines, "machines_of_first": first, "address": self._endpoint}
+            raise UserError(message("machines_ask_for_different_numbers_of_machines", **machines))
         if digest:
             if _text(self._store.compare_set("request", "", digest)) != digest:
                 raise UserError(message("command_differs_from_machines_that_train", address=self._endpoint))

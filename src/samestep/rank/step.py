@@ -47,9 +47,9 @@ def keep_state(model: nn.Module) -> Callable[[], None]:
     def restore() -> None:
         for buffer, value in buffers:
             buffer.data.copy_(value)  # .data: autograd may hold the buffer
-        for of_module, name, kept in attributes:
+        for of_module, name, saved in attributes:
             if isinstance(of_module.get(name), Tensor | tuple | list):
-                of_module[name] = kept
+                of_module[name] = saved
 
     return restore
 
@@ -196,13 +196,13 @@ def loss_over_all_rows(job: Job, output: Any, batch: Batch, schedule: Schedule, 
     On each rank the loss has the graph of that rank's own rows: the sum of the ranks' gradients is that of one process.
     """
     alone = replace(schedule, world_size=1)
-    (whole,) = alone.step(0, batch.micro_batch.epoch, batch.micro_batch.step % alone.steps_per_epoch)
-    gathered = gather_rows(output, batch, whole, world)
-    torch.manual_seed(key(job.seed, "all rows", whole.step))
+    (all_rows,) = alone.step(0, batch.micro_batch.epoch, batch.micro_batch.step % alone.steps_per_epoch)
+    gathered = gather_rows(output, batch, all_rows, world)
+    torch.manual_seed(key(job.seed, "all rows", all_rows.step))
     return job.criterion(*gathered)
 
 
-def gather_rows(output: Any, batch: Batch, whole: MicroBatch, world: World) -> tuple[Any, Batch]:
+def gather_rows(output: Any, batch: Batch, all_rows: MicroBatch, world: World) -> tuple[Any, Batch]:
     """Returns the output and the batch of the whole step: the rows of all ranks in the order of the ranks.
 
     Tensors whose first dimension is the rank's rows are concatenated. Other floating-point tensors of the output, such
@@ -216,32 +216,32 @@ def gather_rows(output: Any, batch: Batch, whole: MicroBatch, world: World) -> t
     leaves, rebuilt = flattened((output, batch.data))
     of_output = len(leaves_of(output))
     tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
-    mine = RankTensors(
+    rank_tensors = RankTensors(
         rows=micro_batch.rows,
         weight=micro_batch.weight,
         structure=f"{rebuilt(range(len(leaves)))} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
         by_row=[t is not None and t.dim() > 0 and len(t) == len(micro_batch.indices) for t in tensors],
     )
-    ranks: list[RankTensors] = gather_from_ranks(mine, world)
+    ranks: list[RankTensors] = gather_from_ranks(rank_tensors, world)
     by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
     averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
     _check_shapes(ranks, by_row, averaged, micro_batch.step)
-    own = [t[: micro_batch.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
+    rank_leaves = [t[: micro_batch.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
     sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
     shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in ranks]
-    of_rank = _all_gather([_tensor(own[n]) for n in sent], shapes, world)
+    of_rank = _all_gather([_tensor(rank_leaves[n]) for n in sent], shapes, world)
     total = sum(rank.weight for rank in ranks)
-    for at, n in enumerate(sent):
-        parts = [pieces[at] for pieces in of_rank]
-        parts[world.rank] = _tensor(own[n])  # the same values, with their graph
+    for position, n in enumerate(sent):
+        parts = [pieces[position] for pieces in of_rank]
+        parts[world.rank] = _tensor(rank_leaves[n])  # the same values, with their graph
         if by_row[n]:
             leaves[n] = torch.cat(parts)
         else:
             shares = [rank.weight / total for rank in ranks]
             leaves[n] = sum((p * share for p, share in zip(parts[1:], shares[1:])), parts[0] * shares[0])
     output, data = rebuilt(leaves)
-    return output, Batch(data, whole)
+    return output, Batch(data, all_rows)
 
 
 def _alike(ranks: list[RankTensors]) -> bool:
@@ -265,13 +265,13 @@ def _is_floating(tensor: Tensor | None) -> bool:
 
 def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:
     """Raises Refused where the ranks' tensors cannot be put together: all ranks know the same, and raise the same."""
-    for rank, other in enumerate(ranks):
-        if other.structure != ranks[0].structure:
+    for rank, compared in enumerate(ranks):
+        if compared.structure != ranks[0].structure:
             raise Refused(message("gathered_outputs_have_different_structures", step=step, rank=rank))
         for number, together in enumerate(by_row):
-            pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (ranks[0], other)]
+            pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (ranks[0], compared)]
             if (together or averaged[number]) and pair[0] != pair[1]:
-                shapes = [f"{list(_shape(of_rank, number))}" for of_rank in (ranks[0], other)]
+                shapes = [f"{list(_shape(of_rank, number))}" for of_rank in (ranks[0], compared)]
                 raise Refused(
                     message(
                         "gathered_outputs_have_different_shapes",
@@ -283,10 +283,10 @@ def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[b
                 )
 
 
-def _all_gather(mine: list[Tensor], shapes: list[list[tuple[int, ...]]], world: World) -> list[list[Tensor]]:
+def _all_gather(tensors: list[Tensor], shapes: list[list[tuple[int, ...]]], world: World) -> list[list[Tensor]]:
     """Returns every rank's tensors, without a graph. shapes: [rank][tensor]. All are sent at once, as bytes."""
-    packed = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in mine])
-    sizes = [[t.element_size() * torch.Size(s).numel() for t, s in zip(mine, of_rank)] for of_rank in shapes]
+    packed = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+    sizes = [[t.element_size() * torch.Size(s).numel() for t, s in zip(tensors, of_rank)] for of_rank in shapes]
     most = max(map(sum, sizes))
     padded = packed.new_zeros(most)
     padded[: len(packed)] = packed
@@ -296,9 +296,9 @@ def _all_gather(mine: list[Tensor], shapes: list[list[tuple[int, ...]]], world: 
         # cloned: a view as another dtype must begin at a multiple of its size
         [
             piece.clone().view(t.dtype).reshape(shape)
-            for piece, t, shape in zip(flat[: sum(of)].split(of), mine, of_shapes)
+            for piece, t, shape in zip(flat[: sum(counts)].split(counts), tensors, of_shapes)
         ]
-        for flat, of, of_shapes in zip(received, sizes, shapes)
+        for flat, counts, of_shapes in zip(received, sizes, shapes)
     ]
 
 

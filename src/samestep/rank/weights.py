@@ -33,9 +33,11 @@ def trainable(model: nn.Module) -> frozenset[str]:
     """Returns the names of the trainable parameters, and of the buffers of the modules that hold one."""
     names: set[str] = set()
     for path, module in model.named_modules(remove_duplicate=False):
-        own = {name for name, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.requires_grad}
-        own |= {name for name, _ in module.named_buffers(recurse=False)} if own else set()
-        names |= {f"{path}.{name}" if path else name for name in own}
+        trained = {
+            name for name, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.requires_grad
+        }
+        trained |= {name for name, _ in module.named_buffers(recurse=False)} if trained else set()
+        names |= {f"{path}.{name}" if path else name for name in trained}
     return frozenset(names)
 
 
@@ -103,14 +105,14 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         check_regular(file)
         loaded = load_file(file)
         with safe_open(file, "pt") as opened:
-            whole = (opened.metadata() or {}).get("samestep") != PART["samestep"]
+            is_complete = (opened.metadata() or {}).get("samestep") != PART["samestep"]
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{file} cannot be read as safetensors ({printable(error, 300)}); give the weights.safetensors of a run"
         ) from error
     built = model()
     expected = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
-    if not whole:
+    if not is_complete:
         expected = {name: value for name, value in expected.items() if name in trainable(built)}
     missing, unknown = sorted({*expected} - {*loaded}), sorted({*loaded} - {*expected})
     if missing or unknown:
@@ -121,10 +123,10 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         )
     for name, value in expected.items():
         if value.shape != loaded[name].shape:
-            there, here = list(loaded[name].shape), list(value.shape)
+            saved_shape, shape = list(loaded[name].shape), list(value.shape)
             raise UserError(
-                f"{file} does not fit this job's model: {name} has shape {there} in the file and {here} in the model; "
-                "give the settings it was made with"
+                f"{file} does not fit this job's model: {name} has shape {saved_shape} in the file, and "
+                f"{shape} in the model; give the settings it was made with"
             )
     for name, value in expected.items():
         if value.dtype != loaded[name].dtype:
@@ -174,9 +176,9 @@ class Ema:
         """Exchanges the parameters and their averages."""
         with torch.no_grad():
             for parameter, average in zip(self._tensors(), self._averages):
-                kept = parameter.clone()
+                value = parameter.clone()
                 parameter.copy_(average)
-                average.copy_(kept)
+                average.copy_(value)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "split: no backward pass but of the last micro-batch in flight",
         "engines/split.py",
-        "for each in waiting:",
-        "for each in waiting[-1:]:",
+        "for loss_in_flight in waiting:",
+        "for loss_in_flight in waiting[-1:]:",
         ("first gradient",),
         "gradient_of_last_micro_batch_alone",
         ("transformer",),

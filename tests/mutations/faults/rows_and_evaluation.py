@@ -52,16 +52,16 @@ FAULTS = (
     Fault(
         "last batch padded so that all ranks get as many",
         SCHEDULE,
-        "        per_rank = cut(len(whole), self.world_size)\n",
-        "        whole = np.resize(whole, -(-len(whole) // self.world_size) * self.world_size)\n"
-        "        per_rank = cut(len(whole), self.world_size)\n",
+        "        per_rank = cut(len(step_rows), self.world_size)\n",
+        "        step_rows = np.resize(step_rows, -(-len(step_rows) // self.world_size) * self.world_size)\n"
+        "        per_rank = cut(len(step_rows), self.world_size)\n",
         ("rows", "indices"),
         "batch_padded_with_repeated_rows",
     ),
     Fault(
         "last incomplete batch dropped",
         SCHEDULE,
-        'if rest and self.last == "keep"',
+        'if remainder and self.last == "keep"',
         "if False",
         ("rows", "indices"),
         "batch_has_another_size",
@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "augmentation keyed by the place in the batch",
         LOADER,
-        "for each in zip(samples, indices, again)",
-        "for each in zip(samples, range(len(indices)), again)",
+        "for sample in zip(samples, indices, again)",
+        "for sample in zip(samples, range(len(indices)), again)",
         ("tensors received",),
         "values_of_right_rows_differ",
         ("sentences",),

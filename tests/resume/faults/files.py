@@ -8,8 +8,9 @@ FAULTS = (
     ResumeFault(
         "weights rounded to float32 in the file",
         FILES,
-        "    save_file({key: piece.block for key, piece in here.items()}, tensors)\n",
-        "    save_file({k: p.block.float() if k.startswith('model') else p.block for k, p in here.items()}, tensors)\n",
+        "    save_file({key: piece.block for key, piece in nonempty.items()}, tensors)\n",
+        "    lower = {k: p.block.float() if k.startswith('model') else p.block for k, p in nonempty.items()}\n"
+        "    save_file(lower, tensors)\n",
         ("resumed state",),
         "weights_not_those_of_checkpoint",
         trainparity="model",
