@@ -128,15 +128,17 @@ def _visible(character: str) -> str:
 
 
 def as_line(said: Message) -> str:
-    """Returns a message's sentence in the parent, or where it is known; else its id and fields, as message_in() reads
-    them."""
-    if has_sentences() or said.english or said.id == AS_SAID:
-        return str(said)
+    """Returns a message's sentence in the parent, or where it is known; else its line for message_in()."""
+    return str(said) if has_sentences() or said.english or said.id == AS_SAID else sent_line(said)
+
+
+def sent_line(said: Message) -> str:
+    """Returns a message as a line, its id and fields, that another process reads with message_in()."""
     return f"{said.id} {json.dumps(said.fields, default=vars)}"
 
 
 def message_in(line: str) -> Message | None:
-    """Returns the message that as_line() has written; None for any other line."""
+    """Returns the message that sent_line() has written; None for any other line."""
     match = re.fullmatch(r"([a-z][a-z0-9_]*) (\{.*\})", line.strip())
     try:
         return Message(match[1], json.loads(match[2])) if match else None

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from budget import budget
+from said import refuses
 from samestep.errors import UserError
 from samestep.rank.group import _served_at
 from samestep.rank.membership import Member, member_of
@@ -98,7 +99,7 @@ def changed(**fields: object) -> bytes:
     ids=range(20),
 )
 def test_what_samestep_has_not_written_is_refused_with_a_sentence(text: bytes) -> None:
-    with pytest.raises(OtherState, match="another --port"):
+    with refuses("rendezvous_state_from_elsewhere", OtherState):
         from_json(text)
 
 

@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from samestep.data.fingerprint import Fingerprint, is_same_row
 from samestep.data.schedule import Schedule
-from samestep.errors import UserError, as_line, message_in, say
+from samestep.errors import UserError, message_in, say, sent_line
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.rank.checkpoint_files import (
@@ -242,7 +242,7 @@ class Checkpoints:
                 if chosen is not None:
                     self.other_evaluation = self._compare_identity(chosen)
             except UserError as raised:
-                chosen, error = None, as_line(raised.message)
+                chosen, error = None, sent_line(raised.message)
             if self._store is not None:
                 self._store.set("resume", json.dumps([str(chosen) if chosen else "", error, self.other_evaluation]))
         else:
@@ -398,7 +398,7 @@ class Checkpoints:
                 time.sleep(POLL_S)
             failure = failure or ("" if part.exists() else self._store.get(key).decode())
             if not failure and not is_visible_soon(part):
-                failure = as_line(message("part_written_into_another_folder", rank=rank, folder=self.folder))
+                failure = sent_line(message("part_written_into_another_folder", rank=rank, folder=self.folder))
         try:
             if not failure:
                 complete(self.folder, done, self.engine, self.world.size, self.request)
@@ -411,7 +411,7 @@ class Checkpoints:
 
     def _not_written(self, rank: int, error: Exception) -> str:
         """Returns why a rank's part is not on the disk, as a line for another rank."""
-        return as_line(message("rank_cannot_write", rank=rank, folder=self.folder, error=_what(error)))
+        return sent_line(message("rank_cannot_write", rank=rank, folder=self.folder, error=_what(error)))
 
 
 def is_visible_soon(path: Path) -> bool:

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from samestep.errors import UserError, as_line, message_in, printable
+from samestep.errors import UserError, message_in, printable, sent_line
 from samestep.message import message
 from samestep.rank.membership import count_reader
 from samestep.records.record import ATTEMPT
@@ -170,7 +170,7 @@ class JoinedMachines:
             holder = _text(self._store.compare_set(f"machine {number}", "", me))
             if holder != me:
                 taken = {"address": self._endpoint, "node_rank": number, "holder": holder}
-                self._store.set("refused", as_line(message("two_machines_with_one_node_rank", other=me, **taken)))
+                self._store.set("refused", sent_line(message("two_machines_with_one_node_rank", other=me, **taken)))
                 raise UserError(message("node_rank_taken", **taken))
 
     def await_all(self, timeout: timedelta, holds_store: bool = False) -> None:
