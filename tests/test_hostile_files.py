@@ -192,7 +192,7 @@ AS_THEY_ARE = {
     "report/language.py": "samestep's own sentences",
     "commands/results_folder.py": "samestep's own sources",
     "records/monitor.py": "the samples that this command has written",
-    "commands/train_options.py": "one of which is_file is true",
+    "commands/training_options.py": "one of which is_file is true",
     "data/arrays.py": "one that check_regular has looked at",
     "data/images.py": "one that check_regular has looked at",
     "jobs/digits.py": "a package's data",

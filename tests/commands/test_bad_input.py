@@ -177,7 +177,7 @@ def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:
 
 def test_more_ranks_than_gpus() -> None:
     """The rule itself, on the facts that a machine with one GPU reports."""
-    from samestep.commands.study import check_devices
+    from samestep.commands.inspected_setup import check_devices
     from samestep.errors import UserError
     from samestep.records.inspection import EngineFacts, Inspection, MachineFacts
 

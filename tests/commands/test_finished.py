@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands.test_runs import results_of
-from samestep.commands.finished import finished_results
+from samestep.commands.results_folder import finished_results
 from samestep.errors import UserError
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write

@@ -17,8 +17,8 @@ from rich.progress import Progress, TextColumn
 from rich.text import Text
 
 from samestep.commands import progress
-from samestep.commands.command_record import recorded
 from samestep.commands.doctor import show_report
+from samestep.commands.results_folder import recorded
 from samestep.commands.runs import runs
 from samestep.doctor.probe import Finding as Diagnosis
 from samestep.doctor.records import Report

@@ -20,11 +20,10 @@ from command import TESTS, samestep
 from samestep.commands import cli, options
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, VerifyOptions
-from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import Options
 from samestep.commands.progress import show_runs
-from samestep.commands.results_folder import prepare, release_folders
+from samestep.commands.results_folder import prepare, recorded, release_folders, words_of
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said, message
 from samestep.records.files import SCHEMA, from_json, write

@@ -20,7 +20,7 @@ from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, Phase, Recipe, reference
-from samestep.commands.study import refusal
+from samestep.commands.inspected_setup import refusal
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout

@@ -18,7 +18,7 @@ from command import WATCHED as JOBS
 from conformance.jobs_job import averaged
 from said import says
 from samestep.commands.progress import Training
-from samestep.commands.train import count_evaluated_rows
+from samestep.commands.run import count_evaluated_rows
 from samestep.errors import TrainingFailed
 from samestep.rank.evaluate import BestWeights, _better
 from samestep.rank.weights import save

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 from command import TESTS, samestep
-from samestep.commands.train_options import _check_export
+from samestep.commands.training_options import _check_export
 from samestep.errors import UserError
 from samestep.rank.weights import export, on_first, pretrained, save
 from samestep.world import World

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command import DIGITS, samestep
-from samestep.commands.train_options import _profile
+from samestep.commands.training_options import _profile
 from samestep.errors import UserError
 
 RUN = ("run", *DIGITS, "--set", "epochs=1", "--nproc", "2")

@@ -12,8 +12,8 @@ import pytest
 from command import TESTS, samestep
 from conformance.table import EXACT
 from ranks import skip_unless_here
-from samestep.commands.time_left import TimeLeft
-from samestep.commands.train_options import _check_logs
+from samestep.commands.progress import TimeLeft
+from samestep.commands.training_options import _check_logs
 from samestep.errors import UserError
 from samestep.job import StepInfo
 from samestep.rank.listeners import Called, TensorBoard, Wandb, Watch
@@ -96,7 +96,7 @@ def test_a_step_is_told_when_its_loss_is_read(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_log_that_cannot_be_is_refused(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.commands.train_options.find_spec", lambda _: None)
+    monkeypatch.setattr("samestep.commands.training_options.find_spec", lambda _: None)
     with pytest.raises(UserError) as error:
         _check_logs(("csv", name))
     assert str(error.value) == says

@@ -19,7 +19,7 @@ from samestep.world.imports import RUN_MODULE, module_arguments
 
 SOURCE = Path(__file__).parents[2] / "src" / "samestep"
 # Where `-m` is a word that a user types, or that a process was started with.
-READ_M = {"world/imports.py", "world/become_worker.py", "commands/check_options.py", "recorder/run_script.py"}
+READ_M = {"world/imports.py", "world/become_worker.py", "commands/command_options.py", "recorder/run_script.py"}
 FORMS = {"this Python": module_arguments("shown"), "Python 3.10": ("-c", RUN_MODULE, "shown")}
 SHOWN = """\
 import json, random, socket, sys

@@ -2,7 +2,8 @@
 
 Each function does what the command of the same name does, and returns typed results; its processes have ended when it
 returns. It raises samestep.UserError for a mistake, and samestep.TrainingFailed for a training that fails.
-The command line calls `study`, `train` and `score`, which take a command's options as one object.
+The command line calls `verify_or_compare`, `train_job` and `evaluate_weights`, which take a command's options as one
+object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from samestep.commands import train as training
+from samestep.commands import run as running
 from samestep.commands.collectives import collectives as measure_collectives
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
@@ -26,7 +27,7 @@ from samestep.commands.command_options import (
     Target,
     VerifyOptions,
 )
-from samestep.commands.compare import run_study
+from samestep.commands.compare import compare_engines
 from samestep.commands.options import takes
 from samestep.commands.results_folder import release_folders, remove_unused_folders
 from samestep.commands.runs import runs as runs
@@ -48,7 +49,7 @@ def verify(options: VerifyOptions) -> CompareResults:
     is named, and the launch ended; 0: never. resume: interrupt each training, and continue it from a checkpoint in a
     second launch, on resume_nproc ranks of resume_engine. `results.engines` holds one Verdict per engine.
     """
-    return _on_this_machine(study("verify", options), options)
+    return _on_this_machine(verify_or_compare("verify", options), options)
 
 
 @takes(CompareOptions)
@@ -58,7 +59,7 @@ def compare(options: CompareOptions) -> CompareResults:
     Of each launch, warmup_steps are left out and measured_steps count.
     `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
-    return _on_this_machine(study("compare", options), options)
+    return _on_this_machine(verify_or_compare("compare", options), options)
 
 
 @takes(RunOptions)
@@ -72,7 +73,7 @@ def run(options: RunOptions) -> RunResults | None:
     'auto', 'never', or a checkpoint's path. export: the folder that from_pretrained is to load. Returns None on a
     machine without rank 0, and on other ranks of an outer launcher.
     """
-    return train(options)
+    return train_job(options)
 
 
 @takes(EvaluateOptions)
@@ -82,7 +83,7 @@ def evaluate(options: EvaluateOptions) -> EvaluateResults | None:
     predictions: a new .npy file for the model's outputs.
     Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    return score(options)
+    return evaluate_weights(options)
 
 
 @takes(CollectivesOptions)
@@ -98,23 +99,23 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
         return measure_collectives(options)
 
 
-def study(command: str, options: ProofOptions, typed: str = "") -> CompareResults | None:
+def verify_or_compare(command: str, options: ProofOptions, typed: str = "") -> CompareResults | None:
     """Runs verify or compare. Returns None on a machine that is not the first. typed: the command line, for the
     report."""
     with _call(options.job) as target:
-        return run_study(command, options, target, typed)
+        return compare_engines(command, options, target, typed)
 
 
-def train(options: RunOptions, dry_run: bool = False) -> RunResults | None:
+def train_job(options: RunOptions, dry_run: bool = False) -> RunResults | None:
     """Runs a training. dry_run: prints the shell line that would start it, and returns None."""
     with _call(options.job) as target:
-        return training.run(options.setup(target), options, dry_run=dry_run)
+        return running.run(options.setup(target), options, dry_run=dry_run)
 
 
-def score(options: EvaluateOptions) -> EvaluateResults | None:
+def evaluate_weights(options: EvaluateOptions) -> EvaluateResults | None:
     """Runs an evaluation of weights."""
     with _call(options.job) as target:
-        return training.evaluate(options.setup(target), options)
+        return running.evaluate(options.setup(target), options)
 
 
 def _on_this_machine(results: CompareResults | None, options: ProofOptions) -> CompareResults:

@@ -13,8 +13,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
+from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
 from samestep.errors import TrainingFailed, UserError, say
@@ -46,8 +46,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         raise UserError(f"SCRIPT {words[0][:80] or repr('')}: {why}")
     command = words if not options.module and is_command(words) else None
     script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
-    if options.launcher not in LAUNCHERS:
-        raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
+    if options.launcher not in CHECK_LAUNCHERS:
+        raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(CHECK_LAUNCHERS)}")
     if not command:
         _say_misplaced(arguments)
     cores = os.cpu_count() or 1

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from samestep.commands.check_options import CheckOptions
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
+    CheckOptions,
     CompareOptions,
     Device,
     EjectOptions,
     EvaluateOptions,
+    MonitorOptions,
     ProofOptions,
     RunOptions,
     SlurmOptions,
@@ -25,9 +26,7 @@ from samestep.commands.command_options import (
     texts,
 )
 from samestep.commands.doctor_options import DoctorOptions
-from samestep.commands.exit_codes import exit_code, with_exit_code
-from samestep.commands.lost_output import survive_lost_output
-from samestep.commands.monitor_options import MonitorOptions
+from samestep.commands.exit_codes import exit_code, survive_lost_output, with_exit_code
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 from samestep.records.redaction import typed_command
@@ -53,7 +52,7 @@ Strict = Annotated[
 @from_command_line
 def compare(options: CompareOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
-    return _study("compare", options, json_, strict)
+    return _verify_or_compare("compare", options, json_, strict)
 
 
 @app.command()
@@ -61,7 +60,7 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
 @from_command_line
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
-    return _study("verify", options, json_, strict)
+    return _verify_or_compare("verify", options, json_, strict)
 
 
 @app.command()
@@ -89,7 +88,7 @@ def run(
         refuse(unused, "is decided by the manifests that --to writes; leave it out")
         print(kubernetes(options.setup(str(options.job)), options, to, image, claim), end="")
         return 0
-    results = api.train(options, dry_run=dry_run)
+    results = api.train_job(options, dry_run=dry_run)
     if results is None:
         return 0
     _print(results, json_, show_training)
@@ -102,11 +101,11 @@ def run(
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import api
-    from samestep.commands.progress import show_scores
+    from samestep.commands.progress import show_evaluation
 
-    results = api.score(options)
+    results = api.evaluate_weights(options)
     if results is not None:
-        _print(results, json_, show_scores)
+        _print(results, json_, show_evaluation)
     return 0
 
 
@@ -293,14 +292,14 @@ def eject(options: EjectOptions) -> int:
     return 0
 
 
-def _study(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
+def _verify_or_compare(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
     from samestep.commands import api
-    from samestep.commands.progress import show_study
+    from samestep.commands.progress import show_comparison
 
-    results = api.study(command, options, typed=typed_command())
+    results = api.verify_or_compare(command, options, typed=typed_command())
     if results is None:
         return 0
-    _print(results, json_, show_study)
+    _print(results, json_, show_comparison)
     return exit_code(results, strict=strict)
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.collectives_options import CollectivesOptions
-from samestep.commands.command_record import recorded, words_of
+from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.needs import room_in
-from samestep.commands.results_folder import launch_folder, prepare_on_each, remove_stale
-from samestep.commands.study import Study, check_devices, study_of
-from samestep.commands.train import check_options, ranks_in_folder
+from samestep.commands.results_folder import launch_folder, prepare_on_each, recorded, remove_stale, words_of
+from samestep.commands.run import check_options, ranks_in_folder
 from samestep.errors import UserError, say
 from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command
@@ -45,8 +44,8 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
     launched = _launch(options)
     if launched is None:
         return None
-    study, launcher, plan, record, out = launched
-    results = _results(options, study, launcher, plan, record)
+    inspected, launcher, plan, record, out = launched
+    results = _results(options, inspected, launcher, plan, record)
     write_results(results, out)
     replace_text(out / "report.html", collective_page(results))
     say(f"report: {out / 'report.html'}")
@@ -60,21 +59,21 @@ def shown(options: CollectivesOptions) -> list[CollectiveRank] | None:
         return None if launched is None else launched[3].ranks[0].collectives
 
 
-def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Record, Path] | None:
+def _launch(options: CollectivesOptions) -> tuple[InspectedSetup, str, CollectivePlan, Record, Path] | None:
     options.check_backend()
     chosen, dtypes, sizes = options.chosen_collectives(), options.chosen_dtypes(), options.measured_sizes()
     setup = options.setup()
     rank = detect_launched_rank(os.environ, replace(setup, nproc=options.nproc))
-    study = study_of(setup, rank)
-    if (rank.size if rank else study.nproc * study.machines.nnodes) == 1:
+    inspected = inspect_setup(setup, rank)
+    if (rank.size if rank else inspected.nproc * inspected.machines.nnodes) == 1:
         raise UserError("--nproc 1: a collective needs at least two ranks; give --nproc 2 or more")
-    launcher = rank.launcher if rank else _launcher(study, show=bool(options.show))
-    device = study.inspection.devices[0]
+    launcher = rank.launcher if rank else _launcher(inspected, show=bool(options.show))
+    device = inspected.inspection.devices[0]
     if options.backend == "nccl" and device == "cpu":
         raise UserError("--backend nccl needs GPUs, and torch sees none here; leave it out to use gloo")
-    _check(study, launcher)
+    _check(inspected, launcher)
     if device == "cpu":
-        _check_memory(sizes, rank.local_size if rank else study.nproc)
+        _check_memory(sizes, rank.local_size if rank else inspected.nproc)
     plan = CollectivePlan(
         out="",
         started_at=time.time(),
@@ -87,36 +86,38 @@ def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Re
     )
     if options.show:
         plan = replace(plan, dtypes=(SHOWN_DTYPE,), reductions=("sum",), groups=False, elements=SHOWN_ELEMENTS)
-    out = _folder(study, plan, rank)
-    folder = launch_folder(out, study, rank)
+    out = _folder(inspected, plan, rank)
+    folder = launch_folder(out, inspected, rank)
     plan = replace(plan, out=str(folder))
     write(folder / PLAN, plan)
-    with recorded(out, words_of("collectives", options), writes=rank.rank == 0 if rank else is_first(study.machines)):
-        record = _run(study, launcher, rank, folder)
+    with recorded(
+        out, words_of("collectives", options), writes=rank.rank == 0 if rank else is_first(inspected.machines)
+    ):
+        record = _run(inspected, launcher, rank, folder)
     if record.ranks[0].rank == 0:
-        return study, launcher, plan, record, out
+        return inspected, launcher, plan, record, out
     if rank is None:
         say(f"this machine's ranks have ended; their logs are in {folder}, the results on the machine of rank 0")
     return None
 
 
-def _launcher(study: Study, *, show: bool) -> str:
+def _launcher(inspected: InspectedSetup, *, show: bool) -> str:
     """Returns the launcher of --launcher, or the default one: for a few small values on a CPU, the fastest to start."""
-    named = study.setup.launchers
-    if not named and show and study.machines == launch.Machines() and study.inspection.devices[0] == "cpu":
+    named = inspected.setup.launchers
+    if not named and show and inspected.machines == launch.Machines() and inspected.inspection.devices[0] == "cpu":
         return launch.FORK
     possible = launch.launchers_for(GROUP)
     launcher = named[0] if named else possible[0]
     if launcher not in (*possible, launch.FORK):
         raise UserError(f"--launcher {launcher} starts no process group; name one of {', '.join(possible)}")
-    if why := launch.load(launcher).missing(study.machines, os.environ):
+    if why := launch.load(launcher).missing(inspected.machines, os.environ):
         raise UserError(f"--launcher {launcher} cannot be used here: {why}")
     return launcher
 
 
-def _check(study: Study, launcher: str) -> None:
-    machines = study.machines
-    check_devices(study.nproc, study.inspection)
+def _check(inspected: InspectedSetup, launcher: str) -> None:
+    machines = inspected.machines
+    check_devices(inspected.nproc, inspected.inspection)
     check_master(machines.master, machines.nnodes)
     rendezvous_address.check_port(machines)
     check_options(machines, launcher)
@@ -132,37 +133,37 @@ def _check_memory(sizes: tuple[int, ...], ranks: int) -> None:
         )
 
 
-def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
+def _folder(inspected: InspectedSetup, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
     calls = f"{plan.backend} {' '.join(plan.collectives)}, {' '.join(plan.dtypes)}, {plan.sizes} bytes"
     identity = ResultsIdentity(
-        "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=calls
+        "collectives", "collectives", __version__, inspected.nproc, inspected.machines.nnodes, training=calls
     )
-    return prepare_on_each(study.setup.out, identity, study, rank)
+    return prepare_on_each(inspected.setup.out, identity, inspected, rank)
 
 
-def _command(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Command:
-    devices, machines = study.inspection.devices, study.machines
+def _command(inspected: InspectedSetup, launcher: str, rank: LaunchedRank | None, folder: Path) -> Command:
+    devices, machines = inspected.inspection.devices, inspected.machines
     if rank:
         return rank_command(folder / PLAN, rank, devices, machines)
-    return command_for(folder / PLAN, launcher, study.nproc, devices, machines)
+    return command_for(folder / PLAN, launcher, inspected.nproc, devices, machines)
 
 
-def _run(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Record:
+def _run(inspected: InspectedSetup, launcher: str, rank: LaunchedRank | None, folder: Path) -> Record:
     """Runs the launch and returns its record."""
     remove_stale(folder)
-    machines = study.machines
+    machines = inspected.machines
     return supervise.run(
-        _command(study, launcher, rank, folder),
+        _command(inspected, launcher, rank, folder),
         folder,
-        1 if rank else ranks_in_folder(study, study.size),
-        deadline_s=study.setup.deadline_s,
+        1 if rank else ranks_in_folder(inspected, inspected.size),
+        deadline_s=inspected.setup.deadline_s,
         machines=machines,
         stall_s=0,  # a collective that does not end raises after --timeout
     )
 
 
 def _results(
-    options: CollectivesOptions, study: Study, launcher: str, plan: CollectivePlan, record: Record
+    options: CollectivesOptions, inspected: InspectedSetup, launcher: str, plan: CollectivePlan, record: Record
 ) -> CollectiveResults:
     first = record.ranks[0]
     ranks = first.collectives
@@ -175,7 +176,7 @@ def _results(
         device=first.world.device,
         launcher=launcher,
         world_size=first.world.size,
-        machines=study.machines.nnodes,
+        machines=inspected.machines.nnodes,
         machine=first.machine,
         checked=checked,
         wrong=wrong,

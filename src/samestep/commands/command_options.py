@@ -12,7 +12,7 @@ from typer import Argument, Option
 from samestep.commands.machine_options import MachineOptions, Threads
 from samestep.commands.options import Names, Options, Typed, names, pairs
 from samestep.commands.setup import Resume, Setup
-from samestep.commands.train_options import ScoreOptions, TrainOptions
+from samestep.commands.training_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError
 from samestep.records.inspection import Values
@@ -277,3 +277,42 @@ def one_launcher(given: str) -> tuple[str, ...]:
 def texts(given: Values | None) -> dict[str, str]:
     """Returns values as texts, as --set takes them."""
     return {name: str(value) for name, value in (given or {}).items()}
+
+
+CHECK_LAUNCHERS = ("torchrun", "fork")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(Options):
+    """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
+    ended. replay: whether to replay them in one process. module: whether the script is a module's name. out,
+    deadline_s, stall_s: as of the other commands."""
+
+    nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
+    steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
+    replay: Annotated[
+        bool, Option("--replay/--no-replay", help="Replay the steps in one process, and compare; on by default.")
+    ] = True
+    module: Annotated[bool, Option("-m", help="SCRIPT is a module's dotted name, as for python -m.")] = False
+    out: Annotated[Path | None, Option(help="Folder for the records; by default a dated one under runs/.")] = None
+    launcher: Annotated[str, Option(help="torchrun; or fork, which imports torch once for all ranks (CPU only).")] = (
+        CHECK_LAUNCHERS[0]
+    )
+    deadline_s: Annotated[
+        float | None, Option("--deadline", help="Seconds after which the script is ended, recorded or not.", min=1)
+    ] = None
+    stall_s: Annotated[
+        float | None,
+        Option("--stall", help="Seconds without progress after which the rank that hangs is named; 0: never.", min=0),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorOptions(Options):
+    """The options of `samestep monitor`. out: the folder for its files. interval: seconds between two samples."""
+
+    out: Annotated[Path | None, Option(help="A new folder for usage.csv; by default a dated one under runs/.")] = None
+    interval: Annotated[
+        float,
+        Option(help="Seconds from one sample to the next; more where a sample would take 1 % of a core.", min=0.05),
+    ] = 1.0

@@ -1,8 +1,8 @@
 """compare: proves each engine, and measures the proven ones in interleaved rounds; resumable.
 
 One launch both measures and proves: the measured training comes first, so that the proof adds nothing to its memory
-or time. Later rounds only measure. A resumed study does not repeat a launch whose records are complete.
-verify is a study without measured rounds.
+or time. Later rounds only measure. A resumed comparison does not repeat a launch whose records are complete.
+verify is a comparison without measured rounds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.command_options import ProofOptions
-from samestep.commands.command_record import recorded, words_of
+from samestep.commands.inspected_setup import (
+    InspectedSetup,
+    Row,
+    check_devices,
+    inspect_setup,
+    layouts_of,
+    result_of,
+    rows_of,
+)
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
-from samestep.commands.progress import Launches
-from samestep.commands.results_folder import package_digest, results_folder, shared_folder
+from samestep.commands.progress import Launches, TimeLeft
+from samestep.commands.results_folder import package_digest, recorded, results_folder, shared_folder, words_of
 from samestep.commands.setup import Setup
-from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
-from samestep.commands.time_left import TimeLeft
 from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, rendezvous_address, supervise
@@ -50,7 +56,7 @@ ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launche
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
-def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> CompareResults | None:
+def compare_engines(command: str, options: ProofOptions, job: str, typed: str = "") -> CompareResults | None:
     """Runs verify or compare, shows its progress, and writes results.json and report.html.
 
     Returns the results; None on a machine that is not the first, which has started its ranks of each launch.
@@ -63,47 +69,47 @@ def run_study(command: str, options: ProofOptions, job: str, typed: str = "") ->
     refuse_under_launcher(command, os.environ, setup)
     forks = setup.rounds == 0 or setup.launchers == (FORK,)
     with Launches() as progress, fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
-        study = study_of(setup)
-        if not is_first(study.machines):
-            count = other_machines.join_launches(study, shared_folder(setup.out))
-            say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
+        inspected = inspect_setup(setup)
+        if not is_first(inspected.machines):
+            count = other_machines.join_launches(inspected, shared_folder(setup.out))
+            say(f"this machine took part in {count} launches; the results are on {inspected.machines.master}")
             return None
-        folder = results_folder(command, study)
-        with recorded(folder, words_of(command, options, job)), other_machines.publishing(study, folder):
-            results = _run_launches(study, folder, progress.show)
+        folder = results_folder(command, inspected)
+        with recorded(folder, words_of(command, options, job)), other_machines.publishing(inspected, folder):
+            results = _run_launches(inspected, folder, progress.show)
     results = with_english(replace(results, command=typed, report=os.path.relpath(folder / "report.html")))
     write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
     return results
 
 
-def _run_launches(study: Study, folder: Path, show: ShowProgress) -> CompareResults:
-    """Runs the reference and all launches of a study, with their records under `folder`."""
-    setup = study.setup
-    check_devices(study.nproc, study.inspection, setup.engines)
+def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -> CompareResults:
+    """Runs the reference and all launches of a comparison, with their records under `folder`."""
+    setup = inspected.setup
+    check_devices(inspected.nproc, inspected.inspection, setup.engines)
     if setup.resume and setup.resume.nproc:
-        check_devices(setup.resume.nproc, study.inspection, setup.engines)
-    rendezvous_address.check_port(study.machines)
-    rows = rows_of(study, forks=setup.rounds == 0)
+        check_devices(setup.resume.nproc, inspected.inspection, setup.engines)
+    rendezvous_address.check_port(inspected.machines)
+    rows = rows_of(inspected, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, setup.rounds)
     if planned and not Record(folder / "reference").complete(1):
-        check_needs(need_of(study, planned), room_in(folder), study.inspection.devices[0])
+        check_needs(need_of(inspected, planned), room_in(folder), inspected.inspection.devices[0])
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
-    reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
+    reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = None
     if reference and not setup.resume:
-        answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total))
+        answer = _one_process(inspected, folder, reference, lambda phase: show(phase, 0, total))
     if setup.rounds:
         fork_client.close("reference")  # nothing else may run during a measurement; the ranks' server waits
     done = 1
     for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):
             if row.open and reference:
-                _launch(study, row, number, folder, reference, _phase_callback(show, row, done, total))
+                _launch(inspected, row, number, folder, reference, _phase_callback(show, row, done, total))
             done += 1
             show(row.name, done, total)
-    return replace(_results(study, rows, reference, began), same_as_one_process=answer)
+    return replace(_results(inspected, rows, reference, began), same_as_one_process=answer)
 
 
 def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
@@ -116,7 +122,7 @@ def _phase_callback(show: ShowProgress, row: Row, done: int, total: int) -> Show
     return lambda phase: show(f"{row.name}: {phase}", done, total)
 
 
-def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhase) -> Record:
+def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_phase: ShowPhase) -> Record:
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
     layouts: list[LayoutPlan] = []
     for row in rows:
@@ -124,28 +130,32 @@ def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhas
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    if LayoutPlan() not in layouts and not study.job.refused[1] and not study.setup.resume:
+    if LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
         layouts.append(plain_layout())
-    return _play(study, folder, "reference", tuple(layouts), show_phase)
+    return _play(inspected, folder, "reference", tuple(layouts), show_phase)
 
 
-def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], show_phase: ShowPhase) -> Record:
+def _play(
+    inspected: InspectedSetup, root: Path, name: str, layouts: tuple[LayoutPlan, ...], show_phase: ShowPhase
+) -> Record:
     """Plays layouts in one process, and returns their record, in the folder `name`."""
-    folder, setup, job = root / name, study.setup, study.job
+    folder, setup, job = root / name, inspected.setup, inspected.job
     about = (str(folder), time.time(), setup.job, setup.settings)
     plan = ReferencePlan(
         *about,
         layouts=layouts,
         steps=job.proof_steps,
-        replicas=study.size,
+        replicas=inspected.size,
         rows=job.proof_rows,
         noise_runs=1 if job.costly else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
-    return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
+    return _start(inspected, root, "process", 1, inspected.inspection.devices, folder, plan, show_phase)
 
 
-def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
+def _one_process(
+    inspected: InspectedSetup, folder: Path, reference: Record, show_phase: ShowPhase
+) -> OneProcess | None:
     """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
     the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
@@ -156,31 +166,35 @@ def _one_process(study: Study, folder: Path, reference: Record, show_phase: Show
     same, worst = same_as_one(many, one)
     if same:
         return OneProcess("yes", worst)
-    record = _play(study, folder, "neutral", neutral_layouts(many.facts), show_phase)
-    return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), study.job)
+    record = _play(inspected, folder, "neutral", neutral_layouts(many.facts), show_phase)
+    return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), inspected.job)
 
 
-def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
+def _launch(
+    inspected: InspectedSetup, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase
+) -> None:
     """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
-    setup = study.setup
+    setup = inspected.setup
     trainings: list[Task] = []
     if setup.rounds:
         trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps))
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        trainings += proof_trainings(row.facts, loop, study.job.proof_steps, study.size, study.job.proof_rows)
+        trainings += proof_trainings(
+            row.facts, loop, inspected.job.proof_steps, inspected.size, inspected.job.proof_rows
+        )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     about = (str(launch_folder), time.time(), setup.job, setup.settings)
     machines = setup.machines
-    threads = (machines.planned_threads, study.nproc, machines.threads or 1)
+    threads = (machines.planned_threads, inspected.nproc, machines.threads or 1)
     plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings), *threads)
     try:
         if row.then:
-            row.verdict = _interrupted(study, row, plan, folder, (loop, numerics), show_phase)
+            row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
             return
         record = _start(
-            study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
+            inspected, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
         )
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)
@@ -209,7 +223,7 @@ def _judged(folder: Path, judgement: Callable[[], Verdict], *others: Path) -> Ve
 
 
 def _interrupted(
-    study: Study,
+    inspected: InspectedSetup,
     row: Row,
     plan: Plan,
     folder: Path,
@@ -218,12 +232,12 @@ def _interrupted(
 ) -> Verdict:
     """Runs the first launch of an interrupted proof, and the one that continues it. Returns the verdict."""
     assert row.then
-    job, (loop, numerics) = study.job, expected
+    job, (loop, numerics) = inspected.job, expected
     facts, then = row.facts, row.then
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != then.replicas)
-    trainings = [proof_trainings(each, loop, job.proof_steps, study.size, job.proof_rows) for each in (facts, then)]
+    trainings = [proof_trainings(each, loop, job.proof_steps, inspected.size, job.proof_rows) for each in (facts, then)]
     first = replace(plan, trainings=interrupted(trainings[0], parts))
-    began = _start(study, folder, row.launcher, facts.processes, facts.devices, Path(plan.out), first, show_phase)
+    began = _start(inspected, folder, row.launcher, facts.processes, facts.devices, Path(plan.out), first, show_phase)
     rest = replace(
         plan,
         out=f"{plan.out}-continued",
@@ -231,14 +245,16 @@ def _interrupted(
         engine_settings=then.settings,
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
-    continued = _start(study, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase)
+    continued = _start(
+        inspected, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase
+    )
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
     record = JoinedRecord(continued.folder, began)
     return _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
 
 
 def _start(
-    study: Study,
+    inspected: InspectedSetup,
     root: Path,
     launcher: str,
     size: int,
@@ -254,7 +270,7 @@ def _start(
     folder.mkdir(parents=True)
     write(folder / "plan.json", plan)
     is_reference = isinstance(plan, ReferencePlan)
-    machines = Machines() if launcher == "process" else study.machines  # one process needs one machine
+    machines = Machines() if launcher == "process" else inspected.machines  # one process needs one machine
     nproc = size // machines.nnodes
     flags = ("--reference",) if is_reference else ()
     command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
@@ -263,7 +279,7 @@ def _start(
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))
         other_machines.publish(
-            study, root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time())
+            inspected, root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time())
         )
 
     left = TimeLeft()
@@ -272,24 +288,24 @@ def _start(
         done = progress.done
         time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
         show_phase(progress.activity + (f", {time_left} left" if time_left else ""))
-        if study.machines.nnodes > 1:
-            other_machines.publish(study, root)
+        if inspected.machines.nnodes > 1:
+            other_machines.publish(inspected, root)
 
     return supervise.run(
         command,
         folder,
         size,
-        deadline_s=study.setup.deadline_s,
-        stall_s=study.setup.stall_s,
+        deadline_s=inspected.setup.deadline_s,
+        stall_s=inspected.setup.stall_s,
         watch=watch,
         machines=machines,
-        samples_usage=bool(study.setup.rounds) and not is_reference,
+        samples_usage=bool(inspected.setup.rounds) and not is_reference,
     )
 
 
-def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> CompareResults:
+def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | None, started: str) -> CompareResults:
     """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
-    setup, job = study.setup, study.job
+    setup, job = inspected.setup, inspected.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     of_step = job.proof_rows or job.global_batch
     proof = Proof(job.proof_steps, "float64", rows=of_step)
@@ -300,17 +316,17 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         package=package_digest(),
         job=setup.job,
         settings=redacted_values(setup.settings),
-        world_size=study.size,
+        world_size=inspected.size,
         global_batch=job.global_batch,
         rows=job.rows,
-        device=study.inspection.devices[0],
-        machine=study.inspection.machine,
+        device=inspected.inspection.devices[0],
+        machine=inspected.inspection.machine,
         threads_per_rank=_threads(rows, setup),
         workers=job.workers,
         dtype=job.dtype,
         started=started,
         proof=proof,
-        engines=list(_engine_results(study, rows)),
+        engines=list(_engine_results(inspected, rows)),
         tensors=_tensors(references),
         repeats=setup.rounds or None,
         warmup_steps=setup.warmup_steps if setup.rounds else None,
@@ -330,8 +346,8 @@ def _tensors(references: list[Expectation]) -> int | None:
     return len(played[0].noise_distances("sgd")) if played else None
 
 
-def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
-    setup, job = study.setup, study.job
+def _engine_results(inspected: InspectedSetup, rows: list[Row]) -> Iterator[EngineResult]:
+    setup, job = inspected.setup, inspected.job
     baseline = next((row.launches for row in rows if row.engine == BASELINE and row.launches), [])
     sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
     measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from samestep.commands.study import Row, Study, layouts_of
+from samestep.commands.inspected_setup import InspectedSetup, Row, layouts_of
 from samestep.errors import UserError, say
 from samestep.world import resources
 
@@ -48,14 +48,14 @@ class Room:
     free_disk: float
 
 
-def need_of(study: Study, rows: list[Row]) -> Need:
+def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     """Estimates what the proof of `rows` needs."""
-    job = study.job
+    job = inspected.job
     layouts = {layout for row in rows for layout in layouts_of(row) if layout}
     of_step = job.proof_rows or job.global_batch
-    at_once = -(-of_step // (study.size * job.micro_batches.get(study.size, 1)))
+    at_once = -(-of_step // (inspected.size * job.micro_batches.get(inspected.size, 1)))
     activations = WIDER * job.row_bytes * at_once
-    ranks = max((row.facts.processes or 1) for row in rows) / study.machines.nnodes
+    ranks = max((row.facts.processes or 1) for row in rows) / inspected.machines.nnodes
     reference = PROCESS + OF_REFERENCE * job.parameters + activations
     trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)
     of_layout = (2 if job.costly else 3) * (1 + 2 * job.proof_steps)

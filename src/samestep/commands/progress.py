@@ -20,7 +20,6 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from samestep.commands.time_left import TimeLeft
 from samestep.errors import LONGEST_LINE, SAID_BY, message_in, printable, say
 from samestep.launch.rank_logs import RankOutput, name
 from samestep.records.collectives import CollectiveResults
@@ -34,6 +33,9 @@ from samestep.report.console import Terminal, cell, terminal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+from datetime import timedelta
 
 
 class _Live:
@@ -67,7 +69,7 @@ class _Live:
 
 
 class Launches(_Live):
-    """The progress bar of a study: its launches."""
+    """The progress bar of a comparison: its launches."""
 
     def __init__(self) -> None:
         super().__init__(MofNCompleteColumn(), TextColumn("launches"))
@@ -163,8 +165,8 @@ BUILT_IN = "digits"  # the default job, after which a user goes on with a job of
 PHASES = {"starting": "starting the ranks", "run": "training", "evaluate": "evaluation"}
 
 
-def show_study(results: CompareResults) -> None:
-    """Prints the table of a study, its notes and the report's path."""
+def show_comparison(results: CompareResults) -> None:
+    """Prints the table of a comparison, its notes and the report's path."""
     from samestep import report
 
     console = terminal(100)
@@ -204,7 +206,7 @@ def show_training(results: RunResults) -> None:
         _line(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 
 
-def show_scores(results: EvaluateResults) -> None:
+def show_evaluation(results: EvaluateResults) -> None:
     """Prints the results of an evaluation."""
     _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.predictions:
@@ -274,3 +276,19 @@ def show_collectives(results: CollectiveResults) -> None:
     if results.curves:
         console.print()
         console.print(collective_text.table(results))
+
+
+class TimeLeft:
+    """Estimates the rest of a training from the time of its steps so far, evaluations included."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None  # steps done, and when
+
+    def after(self, done: int, steps: int, now: float) -> str:
+        """Returns the time left as '0:01:30'; '' before it can be estimated. now: in seconds, of any clock."""
+        if self.first is None or done < self.first[0]:  # the ranks were restarted
+            self.first = (done, now)
+        first, began = self.first
+        if done == first:
+            return ""
+        return str(timedelta(seconds=round((now - began) / (done - first) * (steps - done))))

@@ -1,4 +1,4 @@
-"""Prepares the folder of a command's results: creates it, checks that it is writable, recognises a resumed study."""
+"""Prepares the folder of a command's results: creates it, checks that it is writable, recognises results."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
+from samestep.commands.command_options import LaunchOptions
+from samestep.commands.inspected_setup import InspectedSetup
 from samestep.commands.machines import is_first
-from samestep.commands.study import Study
-from samestep.errors import UserError
+from samestep.commands.options import arguments
+from samestep.errors import TrainingFailed, UserError, printable_message, say
 from samestep.launch.outer_launcher import LaunchedRank
+from samestep.message import Message, as_said
 from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, replace_by, why_not_writable, write
+from samestep.records.plan import RunTask
 from samestep.records.record import ENVIRONMENT, PROGRESS
-from samestep.records.redaction import redacted_values
-from samestep.records.runs import COMMAND, STUDY, ResultsIdentity
+from samestep.records.redaction import redacted, redacted_values
+from samestep.records.results import RESULTS, RunResults, read_results
+from samestep.records.runs import COMMAND, STUDY, CommandRecord, ResultsIdentity
+from samestep.report.language import with_english
 from samestep.version import __version__
 
 LOCK = ".lock"
@@ -34,7 +41,7 @@ FREE = (
 # The fields of a Setup that are not copied into the ResultsIdentity:
 NOT_COPIED = {
     *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
-    *("nproc", "steps", "resume", "machines"),  # the study's own values of these are recorded
+    *("nproc", "steps", "resume", "machines"),  # the inspected setup's own values of these are recorded
 }
 BEFORE_A_LAUNCH = {LOCK, STUDY, COMMAND}  # what the folder holds before anything is started
 # The files that other ranks and machines may write before this command.
@@ -42,29 +49,34 @@ OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|firs
 
 
 def results_folder(
-    command: str, study: Study, rank: LaunchedRank | None = None, training: str = "", *, dry_run: bool = False
+    command: str,
+    inspected: InspectedSetup,
+    rank: LaunchedRank | None = None,
+    training: str = "",
+    *,
+    dry_run: bool = False,
 ) -> Path:
     """Creates or resumes the folder of a command's results, and locks it for the one command that writes the results.
 
     rank: of this command, where an outer launcher has started it. training: the options of a training or an evaluation,
     in words. dry_run: write nothing.
     """
-    setup, out = study.setup, study.setup.out
-    if study.machines.min_nodes and command != "run":
+    setup, out = inspected.setup, inspected.setup.out
+    if inspected.machines.min_nodes and command != "run":
         raise UserError(
             f"--nnodes {setup.machines.nnodes}: `run` alone lets machines leave and join; give {command} a number"
         )
-    if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
+    if inspected.machines.nnodes > 1 and not inspected.machines.single_launch and command != "run":
         out = shared_folder(out)
     record = ResultsIdentity(
         command=command,
-        file=study.job.source,
+        file=inspected.job.source,
         samestep=__version__,
-        torch=study.inspection.machine.torch,
+        torch=inspected.inspection.machine.torch,
         package=package_digest(),
-        nproc=study.nproc,
-        nnodes=study.machines.nnodes,
-        steps=study.job.proof_steps,
+        nproc=inspected.nproc,
+        nnodes=inspected.machines.nnodes,
+        steps=inspected.job.proof_steps,
         threads=setup.machines.planned_threads,
         training=training,
         resume=str(setup.resume) if setup.resume else "",
@@ -75,13 +87,13 @@ def results_folder(
         settings=redacted_values(record.settings),
         engine_settings=redacted_values(record.engine_settings),
     )
-    return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else (), dry_run=dry_run)
+    return prepare_on_each(out, record, inspected, rank, free=FREE if command == "run" else (), dry_run=dry_run)
 
 
 def prepare_on_each(
     out: Path | None,
     record: ResultsIdentity,
-    study: Study,
+    inspected: InspectedSetup,
     rank: LaunchedRank | None,
     *,
     free: Sequence[str] = (),
@@ -89,15 +101,15 @@ def prepare_on_each(
 ) -> Path:
     """Prepares the folder that all commands of a launch find: this one, those of other machines, of other ranks."""
     name = f"{rank.launcher}-{rank.id}" if rank else ""
-    writes = rank.rank == 0 if rank else is_first(study.machines)
+    writes = rank.rank == 0 if rank else is_first(inspected.machines)
     return prepare(out, record, name, writes=writes, free=free, dry_run=dry_run)
 
 
-def launch_folder(out: Path, study: Study, rank: LaunchedRank | None, *, dry_run: bool = False) -> Path:
+def launch_folder(out: Path, inspected: InspectedSetup, rank: LaunchedRank | None, *, dry_run: bool = False) -> Path:
     """Returns the folder of this machine's ranks: `out`, or a subfolder per machine or rank: `out` may be shared."""
     if rank:
         folder = out / f"rank-{rank.rank}"
-    elif study.machines.nnodes > 1 and not study.machines.single_launch:
+    elif inspected.machines.nnodes > 1 and not inspected.machines.single_launch:
         folder = out / f"machine-{socket.gethostname()}"
     else:
         return out
@@ -124,23 +136,23 @@ def shared_folder(out: Path | None) -> Path:
 
 def prepare(
     out: Path | None,
-    study: ResultsIdentity,
+    identity: ResultsIdentity,
     name: str = "",
     *,
     writes: bool = True,
     free: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Path:
-    """Creates the folder for the results: `out`, or a dated one under runs/. A resumed one must be the same `study`.
+    """Creates the folder for the results: `out`, or a dated one under runs/. A resumed one must have this identity.
 
     name: replaces the date where several processes must find the same folder. writes: whether this command writes the
-    results; only one may. free: the fields of the study that may be others. dry_run: write nothing.
+    results; only one may. free: the fields of the identity that may differ. dry_run: write nothing.
 
-    Raises UserError when the folder is not writable, or holds the results of another study or of another samestep.
+    Raises UserError when the folder is not writable, or holds the results of another command or of another samestep.
     """
     if out and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder for the results with --out")
-    folder = out or (Path("runs") / f"{_stem(study.job)}-{name}" if name else dated_folder(study.job))
+    folder = out or (Path("runs") / f"{_stem(identity.job)}-{name}" if name else dated_folder(identity.job))
     if dry_run and not folder.exists():
         return folder.resolve()
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -157,18 +169,18 @@ def prepare(
     path = folder / STUDY
     if path.exists():
         existing = read(ResultsIdentity, path)
-        differs = [name for name in study.differences(existing) if name not in free]
+        differs = [name for name in identity.differences(existing) if name not in free]
         if differs:
-            before, now = (_shown(getattr(each, differs[0])) for each in (existing, study))
+            before, now = (_shown(getattr(each, differs[0])) for each in (existing, identity))
             raise UserError(
                 f"{folder} holds other results: {differs[0]} was {before} there and is {now} now; "
-                f"give another folder with --out{_and_continue(folder, study.command)}"
+                f"give another folder with --out{_and_continue(folder, identity.command)}"
             )
     elif any(not OWN_FILES.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
     if not dry_run:
         _lock(folder)
-        write(path, study)
+        write(path, identity)
     return folder.resolve()
 
 
@@ -245,10 +257,94 @@ def remove_unused_folders() -> None:
 
 
 def package_digest() -> str:
-    """Returns a digest of samestep's source files, so that changed code does not resume an older study."""
+    """Returns a digest of samestep's source files, so that changed code does not resume an older comparison."""
     import hashlib
 
     state = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         state.update(path.read_bytes())
     return state.hexdigest()
+
+
+def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, ...]:
+    """Returns a command line with these options, whether they were given there or in Python; without --out.
+
+    job: as workers load it; '': the command has none.
+    """
+    words = arguments(options, type(options), without=["out"])  # `samestep runs` adds it where the folder is the same
+    return ("samestep", command, *([job] if job else []), *words)
+
+
+@contextmanager
+def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> Iterator[None]:
+    """Keeps command.json in `folder` while the block runs, and how it ends. writes: whether this command does."""
+    record = CommandRecord(tuple(redacted(words)), os.getcwd(), time.time())
+
+    def keep(outcome: Literal["finished", "failed", "interrupted"] | None, reason: Message | None = None) -> None:
+        reason = reason and printable_message(with_english(reason))
+        if writes:
+            with suppress(OSError):  # a note: no disk that is full may end a command for it
+                write(folder / COMMAND, replace(record, outcome=outcome, reason=reason))
+
+    keep(None)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        keep("interrupted")
+        raise
+    except (UserError, TrainingFailed) as error:
+        keep("failed", error.message)
+        raise
+    except BaseException as error:
+        keep("failed", as_said(f"{type(error).__name__}: {error}"))
+        raise
+    keep("finished")
+
+
+WEIGHTS = "weights.safetensors"
+
+
+def finished_results(out: Path, training: RunTask, words: tuple[str, ...]) -> RunResults | None:
+    """Returns the results of the training in `out`, of the same request, where it has ended: nothing is left to do.
+
+    words: the command line, which may name a checkpoint. Raises UserError where the folder holds what `training` would
+    replace, and is not to continue.
+    """
+    weights, checkpoints = out / WEIGHTS, out / FOLDER
+    before = read_results(RunResults, out) if (out / RESULTS).exists() else None
+    exported = before is not None and before.export == training.export
+    if training.export and not exported and _is_filled(Path(training.export)):
+        raise UserError(f"{training.export} exists, and would be replaced; give another folder with --export")
+    ended = before is not None and before.stopped != "requested" and weights.exists()
+    if before is not None and ended and _is_same_line(out, training, words) and (exported or not training.export):
+        say(already_finished(out, before))
+        return before
+    if weights.exists() and (ended or training.resume == "never"):
+        raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
+    if training.resume == "never" and checkpoints.exists():
+        raise UserError(f"{checkpoints} holds another training's checkpoints; give another folder with --out")
+    return None
+
+
+def already_finished(out: Path, results: RunResults) -> str:
+    """Returns the sentence about a training that has nothing left to do."""
+    why = ", its evaluations did not improve" if results.stopped == "early" else ""
+    ranks = f"{results.world_size} rank{'s' if results.world_size > 1 else ''}"
+    return (
+        f"already finished: {out} holds this training's {results.steps} steps, of {results.engine} on {ranks}{why}; to "
+        "train again, give another folder with --out"
+    )
+
+
+def _is_same_line(out: Path, training: RunTask, words: tuple[str, ...]) -> bool:
+    """Whether the command is the one that has begun the training, as far as --resume says."""
+    if training.resume in ("auto", "never"):
+        return training.resume == "auto"
+    try:
+        return read(CommandRecord, out / COMMAND).words[1:] == words[1:]
+    except (OSError, UserError):
+        return False
+
+
+def _is_filled(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))

@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from samestep.commands.finished import WEIGHTS
 from samestep.commands.options import why_no_path
-from samestep.commands.results_folder import LOCK
+from samestep.commands.results_folder import LOCK, WEIGHTS
 from samestep.errors import UserError, printable
 from samestep.message import Message, as_said, message
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
@@ -57,12 +56,12 @@ def past_run(folder: Path) -> PastRun:
     """Reads the files in a folder of results. Damaged ones, and those of another samestep, count as absent."""
     began, written_at = _read(CommandRecord, folder / COMMAND), (folder / STUDY).stat().st_mtime
     try:
-        study = read(ResultsIdentity, folder / STUDY, MOST_BYTES)
+        identity = read(ResultsIdentity, folder / STUDY, MOST_BYTES)
     except (UserError, OSError) as error:
         why = error.message if isinstance(error, UserError) else as_said(str(error))
         line = _line(folder, began, same_folder=False)
         return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
-    command, results = study.command, _results(study, folder)
+    command, results = identity.command, _results(identity, folder)
     trained = results if isinstance(results, RunResults) else None
     progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
     outcome, reason = _outcome(folder, began, results)
@@ -80,9 +79,9 @@ def past_run(folder: Path) -> PastRun:
     return PastRun(
         folder=str(folder),
         command=command,
-        job=study.job,
-        engines=study.engines or (("all",) if proves else ()),
-        ranks=study.nproc * study.nnodes,
+        job=identity.job,
+        engines=identity.engines or (("all",) if proves else ()),
+        ranks=identity.nproc * identity.nnodes,
         outcome=outcome,
         reason=reason or _verdicts(results),
         started_at=began.started_at if began else written_at,
@@ -156,8 +155,8 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     return ("" if here else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
 
 
-def _results(study: ResultsIdentity, folder: Path) -> AnyResults | None:
-    kind = RESULTS_OF.get(study.command)
+def _results(identity: ResultsIdentity, folder: Path) -> AnyResults | None:
+    kind = RESULTS_OF.get(identity.command)
     return _read(kind, folder / RESULTS) if kind else None
 
 

@@ -10,7 +10,7 @@ from samestep.commands import results_folder
 from samestep.commands.command_options import RunOptions, SlurmOptions
 from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
-from samestep.commands.train_options import TrainOptions, file_of
+from samestep.commands.training_options import TrainOptions, file_of
 from samestep.errors import UserError
 from samestep.launch import submit as templates
 from samestep.launch.submit import Training

@@ -277,5 +277,5 @@ class Wandb:
         self.run.finish()
 
 
-# --log -> its class, whose name it is; the command's help and checks are in commands/train_options.py
+# --log -> its class, whose name it is; the command's help and checks are in commands/training_options.py
 LOGS: Mapping[str, Callable[[Path], Listener]] = {log.__name__.lower(): log for log in (Csv, TensorBoard, Wandb)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samestep import launch
-from samestep.commands.train import check_options
+from samestep.commands.run import check_options
 from samestep.errors import UserError
 from samestep.launch import Machines, Shape
 from samestep.launch.command import private_folder, shell_line

@@ -14,7 +14,7 @@ from example_results import MACHINE
 from budget import deadline
 from command import JOBS as SLOW
 from command import samestep
-from samestep.commands.train import measure_data_wait
+from samestep.commands.run import measure_data_wait
 from samestep.records.files import write
 from samestep.records.record import RankRecord, Record, TrainingRecord
 from samestep.report.figures.data_wait import Waiting, measured

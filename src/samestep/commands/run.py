@@ -12,15 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.agreement import digest_of, launch_request, options_of
 from samestep.commands.command_options import EvaluateOptions, RunOptions
-from samestep.commands.command_record import recorded, words_of
-from samestep.commands.finished import WEIGHTS, finished_results
+from samestep.commands.inspected_setup import InspectedSetup, Row, check_devices, inspect_setup, rows_of
 from samestep.commands.machines import detect_launched_rank, is_first
+from samestep.commands.other_machines import digest_of, launch_request, options_of
 from samestep.commands.progress import Training
-from samestep.commands.results_folder import launch_folder, remove_stale, results_folder
+from samestep.commands.results_folder import (
+    WEIGHTS,
+    finished_results,
+    launch_folder,
+    recorded,
+    remove_stale,
+    results_folder,
+    words_of,
+)
 from samestep.commands.setup import Setup
-from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
@@ -51,9 +57,9 @@ def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> RunResul
     launched = _launch("run", setup, options, dry_run)
     if launched is None or isinstance(launched, RunResults):
         return launched
-    study, row, record, out, training = launched
+    inspected, row, record, out, training = launched
     assert isinstance(training, RunTask)
-    results = _train_results(study, row, record, out, training)
+    results = _train_results(inspected, row, record, out, training)
     results = with_english(replace(results, monitor=_write_usage(record, out, results)))
     _write_results(out, results)
     return results
@@ -79,9 +85,9 @@ def evaluate(setup: Setup, options: EvaluateOptions) -> EvaluateResults | None:
     launched = _launch("evaluate", setup, options, False)
     if launched is None or isinstance(launched, RunResults):
         return None
-    study, row, record, _, training = launched
+    inspected, row, record, _, training = launched
     assert isinstance(training, EvaluateTask)
-    results = _score_results(study, row, record, training)
+    results = _score_results(inspected, row, record, training)
     _write_results(launched[3], results)
     return results
 
@@ -93,47 +99,55 @@ def _write_results(out: Path, results: RunResults | EvaluateResults) -> None:
 
 def _launch(
     command: str, setup: Setup, options: RunOptions | EvaluateOptions, dry_run: bool
-) -> tuple[Study, Row, Record, Path, RunTask | EvaluateTask] | RunResults | None:
+) -> tuple[InspectedSetup, Row, Record, Path, RunTask | EvaluateTask] | RunResults | None:
     """Launches a training or an evaluation. Returns its record, the folder of its results and what was planned; None as
     `run`; the results of a training that has finished before."""
     rank = detect_launched_rank(os.environ, setup)
-    study = study_of(setup, rank)
-    training = options.plan(study.job)
-    out = results_folder(command, study, rank, options_of(training), dry_run=dry_run)
+    inspected = inspect_setup(setup, rank)
+    training = options.plan(inspected.job)
+    out = results_folder(command, inspected, rank, options_of(training), dry_run=dry_run)
     words = words_of(command, options, setup.job)
-    first = (rank is None or rank.rank == 0) and is_first(study.machines)
+    first = (rank is None or rank.rank == 0) and is_first(inspected.machines)
     if isinstance(training, RunTask):
         training = replace(training, weights=str(out / WEIGHTS))
         if finished := finished_results(out, training, words):
             return finished if first and not dry_run else None
-    folder = launch_folder(out, study, rank, dry_run=dry_run)
-    row, to_start, plan = prepare(study, training, folder, rank)
-    if study.setup.nproc and row.facts.replicas < study.size and (rank is None or rank.rank == 0):
-        say(f"{row.engine} trains on one rank: --nproc {study.setup.nproc} is not used; leave it out")
+    folder = launch_folder(out, inspected, rank, dry_run=dry_run)
+    row, to_start, plan = prepare(inspected, training, folder, rank)
+    if inspected.setup.nproc and row.facts.replicas < inspected.size and (rank is None or rank.rank == 0):
+        say(f"{row.engine} trains on one rank: --nproc {inspected.setup.nproc} is not used; leave it out")
     if dry_run:
         print(f"{_line_that_writes(folder / PLAN, plan)} && {shell_line(to_start)}")
         return None
     write(folder / PLAN, plan)
     with recorded(out, words, writes=first):
-        record = _supervised(command, study, row, to_start, folder, out, rank)
+        record = _supervised(command, inspected, row, to_start, folder, out, rank)
     if record.ranks[0].rank == 0:
-        return study, row, record, out, training
+        return inspected, row, record, out, training
     if rank is None:
         say(f"this machine's ranks have succeeded; their logs are in {folder}, the results on the machine of rank 0")
     return None
 
 
 def _supervised(
-    command: str, study: Study, row: Row, to_start: Command, folder: Path, out: Path, rank: LaunchedRank | None
+    command: str,
+    inspected: InspectedSetup,
+    row: Row,
+    to_start: Command,
+    folder: Path,
+    out: Path,
+    rank: LaunchedRank | None,
 ) -> Record:
     """Runs a launch, and shows its progress. Raises UserError where its folder takes no files at its end."""
     first = rank is None or rank.rank == 0
     if command == "run" and first:
-        _say_batch_size(study, row)
+        _say_batch_size(inspected, row)
     samples = command == "run" and first
-    with Training(f"{study.setup.job} on {row.engine}", folder, row.launcher, first=first) as progress:
+    with Training(f"{inspected.setup.job} on {row.engine}", folder, row.launcher, first=first) as progress:
         try:
-            return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None, samples=samples)
+            return _supervise(
+                inspected, row, to_start, folder, progress.show, one_rank=rank is not None, samples=samples
+            )
         except TrainingFailed as error:
             if (why := why_not_writable(folder)) is None:
                 raise
@@ -147,8 +161,8 @@ def _what_is_lost(out: Path, folder: Path, why: str) -> str:
     return f"the ranks cannot write into {folder} ({why}): {kept}; free some disk space, or choose another --out"
 
 
-def _say_batch_size(study: Study, row: Row) -> None:
-    job, ranks = study.job, row.facts.replicas
+def _say_batch_size(inspected: InspectedSetup, row: Row) -> None:
+    job, ranks = inspected.job, row.facts.replicas
     say(batch_size.one_step(job.global_batch, ranks, job.micro_batches.get(ranks, 1)))
     advice = batch_size.advice(job.settings, job.chosen, job.optimizer)
     if advice:
@@ -156,7 +170,7 @@ def _say_batch_size(study: Study, row: Row) -> None:
 
 
 def prepare(
-    study: Study, training: RunTask | EvaluateTask, folder: Path, rank: LaunchedRank | None = None
+    inspected: InspectedSetup, training: RunTask | EvaluateTask, folder: Path, rank: LaunchedRank | None = None
 ) -> tuple[Row, Command, Plan]:
     """Returns the row, the command and the plan of one training or evaluation that writes into `folder`; starts and
     writes nothing.
@@ -164,17 +178,17 @@ def prepare(
     rank: of this command, where an outer launcher has started it: the command then becomes that rank. Raises UserError
     when the engine cannot run.
     """
-    setup, machines = study.setup, study.machines
-    check_devices(study.nproc, study.inspection, setup.engines)
+    setup, machines = inspected.setup, inspected.machines
+    check_devices(inspected.nproc, inspected.inspection, setup.engines)
     check_master(machines.master, machines.nnodes)
     rendezvous_address.check_port(machines)
-    (row,) = rows_of(study)
+    (row,) = rows_of(inspected)
     if row.verdict and row.verdict.verdict == "unavailable":
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict and row.verdict.verdict == "refused":
         raise Refused(row.verdict.reason or "")
     check_options(machines, row.launcher)
-    check_fewer_machines(study)
+    check_fewer_machines(inspected)
     possible = launch.launchers_for(row.facts.process_kind)
     if rank and rank.launcher not in possible:
         raise UserError(
@@ -182,7 +196,7 @@ def prepare(
             f"run it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
-    threads, request = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
+    threads, request = (setup.machines.planned_threads, inspected.nproc), launch_request(inspected, training)
     plan = Plan(*about, *threads, asked=request)
     machines = replace(machines, request_digest=digest_of(request))
     if rank:
@@ -209,16 +223,16 @@ def check_options(machines: launch.Machines, launcher: str) -> None:
             )
 
 
-def check_fewer_machines(study: Study) -> None:
+def check_fewer_machines(inspected: InspectedSetup) -> None:
     """Raises Refused where machines may leave, and the job cannot be trained on the ranks that are left."""
-    machines, job = study.machines, study.job
+    machines, job = inspected.machines, inspected.job
     if machines.min_nodes and job.carry_state:
         raise Refused(
             "carry_state=True: the state that rows carry belongs to the rows of each rank, so no machine may leave or "
             f"join in the middle of an epoch; give --nnodes {machines.nnodes}"
         )
     for count in range(machines.min_nodes or machines.nnodes, machines.nnodes):
-        ranks = count * study.nproc
+        ranks = count * inspected.nproc
         if why := job.refused[ranks]:
             raise Refused(
                 f"--nnodes {machines.min_nodes}:{machines.nnodes} allows {ranks} rank{'s' if ranks > 1 else ''}, on "
@@ -227,19 +241,19 @@ def check_fewer_machines(study: Study) -> None:
 
 
 def _supervise(
-    study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool, samples: bool
+    inspected: InspectedSetup, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool, samples: bool
 ) -> Record:
     """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher. samples: what the
     launch uses is written into `folder`."""
     remove_stale(folder)
-    machines = study.machines
-    size = 1 if one_rank else ranks_in_folder(study, row.facts.processes)
+    machines = inspected.machines
+    size = 1 if one_rank else ranks_in_folder(inspected, row.facts.processes)
     return supervise.run(
         command,
         folder,
         size,
-        deadline_s=study.setup.deadline_s,
-        stall_s=study.setup.stall_s,
+        deadline_s=inspected.setup.deadline_s,
+        stall_s=inspected.setup.stall_s,
         watch=watch,
         machines=machines,
         graceful=launch.load(row.launcher).gets_signals,
@@ -255,26 +269,26 @@ def _ends_by(machines: launch.Machines, *, one_rank: bool) -> tuple[signal.Signa
     return (signal.SIGTERM,) if one_rank else ()
 
 
-def ranks_in_folder(study: Study, processes: int) -> int:
+def ranks_in_folder(inspected: InspectedSetup, processes: int) -> int:
     """Returns how many of a launch's processes write into this machine's folder."""
-    machines = study.machines
+    machines = inspected.machines
     return processes // (1 if machines.single_launch else machines.nnodes)  # else each machine has a folder of its own
 
 
-def _train_results(study: Study, row: Row, record: Record, out: Path, step: RunTask) -> RunResults:
+def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Path, step: RunTask) -> RunResults:
     seen = record.training("run")[0]
     best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
-    wait = measure_data_wait(study.job, record)
+    wait = measure_data_wait(inspected.job, record)
     at_step = best.get("step")
     return RunResults(
-        job=study.setup.job,
-        settings=redacted_values(study.setup.settings),
+        job=inspected.setup.job,
+        settings=redacted_values(inspected.setup.settings),
         launcher=row.launcher,
-        world_size=record.ranks[0].world.size if study.machines.min_nodes else row.facts.replicas,
+        world_size=record.ranks[0].world.size if inspected.machines.min_nodes else row.facts.replicas,
         threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,
-        global_batch=study.job.global_batch,
+        global_batch=inspected.job.global_batch,
         init=InitialWeights(step.init, str(step.init_sha256)) if step.init else None,
         steps=seen.resumed_from + len(seen.step_s),
         resumed_from=seen.resumed_from,
@@ -286,7 +300,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: RunT
         curve=seen.curve,
         weights_of_step=None if at_step is None else int(at_step),
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
-        evaluation_rows=count_evaluated_rows(record, "run", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "run", inspected.job.evaluation_rows),
         weights=str(out / WEIGHTS),
         export=step.export,
         wait_share=wait.share if wait else None,
@@ -308,18 +322,18 @@ def _traces(out: Path, record: Record, step: RunTask) -> tuple[str, ...]:
     return tuple(map(str, traces))
 
 
-def _score_results(study: Study, row: Row, record: Record, step: EvaluateTask) -> EvaluateResults:
+def _score_results(inspected: InspectedSetup, row: Row, record: Record, step: EvaluateTask) -> EvaluateResults:
     evaluation = record.training("evaluate")[0].evaluation
     assert evaluation is not None
     return EvaluateResults(
-        job=study.setup.job,
-        settings=redacted_values(study.setup.settings),
+        job=inspected.setup.job,
+        settings=redacted_values(inspected.setup.settings),
         launcher=row.launcher,
         world_size=row.facts.replicas,
         weights=step.init,
         sha256=step.init_sha256,
         evaluation=evaluation.means,
-        evaluation_rows=count_evaluated_rows(record, "evaluate", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "evaluate", inspected.job.evaluation_rows),
         predictions=step.predictions,
     )
 

@@ -12,9 +12,9 @@ import pytest
 
 import samestep
 from samestep.commands import cli
-from samestep.commands.agreement import MAY_DIFFER, options_of
 from samestep.commands.options import Options, arguments
-from samestep.commands.train_options import LOGS, TrainOptions
+from samestep.commands.other_machines import MAY_DIFFER, options_of
+from samestep.commands.training_options import LOGS, TrainOptions
 from samestep.rank import listeners
 from samestep.records.plan import EvaluateTask, RunTask
 

@@ -1,4 +1,4 @@
-"""Study: the setup of a command with its inspected job and engines, and the rows of its table."""
+"""InspectedSetup: the setup of a command with its inspected job and engines, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samestep.world.network import check_interface, check_loopback
 
 
 @dataclass(frozen=True)
-class Study:
+class InspectedSetup:
     """A setup with its inspection of the job, the engines and this machine. nproc: ranks on each machine."""
 
     setup: Setup
@@ -66,7 +66,7 @@ class Row:
         return self.verdict is None or self.verdict.proven
 
 
-def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
+def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSetup:
     """Inspects the job and the engines of a setup. rank: of this command, where an outer launcher has started it."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
     machines = inherited if rank else _machines_to_train_on(setup)
@@ -102,7 +102,7 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
             say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
     if inspection.job and inspection.job.evaluation_draws and (rank is None or rank.rank == 0):
         say(random_evaluation(inspection.job.evaluation_draws))
-    return Study(setup, local_size, machines, inspection, continuing)
+    return InspectedSetup(setup, local_size, machines, inspection, continuing)
 
 
 def random_evaluation(draws: Sequence[str]) -> str:
@@ -134,13 +134,13 @@ def _is_one_of_several(rank: LaunchedRank | None) -> bool:
     return rank is not None and rank.local_size < rank.size
 
 
-def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
-    """Returns the rows of a study; those that cannot run have a verdict already. Raises UserError for unknown names.
+def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
+    """Returns the rows of a setup; those that cannot run have a verdict already. Raises UserError for unknown names.
 
     forks: whether ranks may be forked where the user has named no launcher.
     """
-    setup = study.setup
-    known = {facts.name: facts for facts in study.inspection.engines}
+    setup = inspected.setup
+    known = {facts.name: facts for facts in inspected.inspection.engines}
     for name in setup.engines:
         if name not in known:
             raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
@@ -148,12 +148,12 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
     if setup.rounds and engine.BASELINE not in chosen:
         chosen = (engine.BASELINE, *chosen)
     rows = [
-        Row(name, launcher, known[name], _verdict_without_launch(study, known[name], launcher))
+        Row(name, launcher, known[name], _verdict_without_launch(inspected, known[name], launcher))
         for name in dict.fromkeys(chosen)
-        for launcher in _launchers(study, known[name], forks)
+        for launcher in _launchers(inspected, known[name], forks)
     ]
     for row in rows if setup.resume else ():
-        _add_continuation(study, row, forks)
+        _add_continuation(inspected, row, forks)
     used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
     if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
         possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
@@ -162,14 +162,18 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
     return sorted(rows, key=lambda row: row.engine != engine.BASELINE)
 
 
-def _add_continuation(study: Study, row: Row, forks: bool) -> None:
+def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
     """Gives a row the engine that continues its trainings, and a verdict where that cannot be launched."""
-    assert study.continuing and study.setup.resume
-    then = next(each for each in study.continuing.engines if each.name == (study.setup.resume.engine or row.engine))
-    possible = _launchers(study, then, forks)
+    assert inspected.continuing and inspected.setup.resume
+    then = next(
+        each for each in inspected.continuing.engines if each.name == (inspected.setup.resume.engine or row.engine)
+    )
+    possible = _launchers(inspected, then, forks)
     row.then, row.then_launcher = then, row.launcher if row.launcher in possible else possible[0]
     if row.verdict is None:
-        row.verdict = _verdict_without_launch(replace(study, inspection=study.continuing), then, row.then_launcher)
+        row.verdict = _verdict_without_launch(
+            replace(inspected, inspection=inspected.continuing), then, row.then_launcher
+        )
     if row.verdict is None and (why := why_not_continued_by(row.facts, then)):
         row.verdict = Verdict("refused", reason=as_said(why))
 
@@ -186,35 +190,35 @@ def why_not_continued_by(first: EngineFacts, then: EngineFacts) -> str | None:
     return None
 
 
-def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
-    possible, named = launch.launchers_for(facts.process_kind) or ["-"], study.setup.launchers
+def _launchers(inspected: InspectedSetup, facts: EngineFacts, forks: bool) -> list[str]:
+    possible, named = launch.launchers_for(facts.process_kind) or ["-"], inspected.setup.launchers
     if named == (launch.FORK,) or (forks and not named):
-        return [launch.FORK] if _may_fork(study, facts) else possible[:1]
+        return [launch.FORK] if _may_fork(inspected, facts) else possible[:1]
     if "all" in named:
         return possible
     return [name for name in possible if name in named] or possible[:1]
 
 
-def _may_fork(study: Study, facts: EngineFacts) -> bool:
+def _may_fork(inspected: InspectedSetup, facts: EngineFacts) -> bool:
     """Whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own launcher."""
-    one_machine = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
+    one_machine = inspected.machines.nnodes == 1 and not inspected.machines.port and fork_client.is_possible()
     forkable = facts.process_kind in launch.load(launch.FORK).starts
     return one_machine and forkable and facts.available and facts.devices[0] == "cpu"
 
 
-def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> Verdict | None:
+def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launcher: str) -> Verdict | None:
     """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
     absent = None if facts.available else facts.reason
     if facts.available:
-        missing = launch.load(launcher).missing(study.machines, os.environ)
+        missing = launch.load(launcher).missing(inspected.machines, os.environ)
         absent = as_said(missing) if missing else None
     if absent:
         return Verdict("unavailable", reason=absent)
-    if refusal(facts, study.job) is None:
+    if refusal(facts, inspected.job) is None:
         return None
-    here = [each for each in study.inspection.engines if each.available and each.replicas in study.job.refused]
-    others = [each.name for each in here if refusal(each, study.job) is None]
-    return Verdict("refused", reason=refusal(facts, study.job, others))
+    here = [each for each in inspected.inspection.engines if each.available and each.replicas in inspected.job.refused]
+    others = [each.name for each in here if refusal(each, inspected.job) is None]
+    return Verdict("refused", reason=refusal(facts, inspected.job, others))
 
 
 def refusal(facts: EngineFacts, job: JobFacts, others: Sequence[str] = ()) -> Message | None:
