@@ -77,7 +77,7 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
         raise UserError(message("device_is_none", device=options.device))
     setup = options.setup()
     if setup.launchers:
-        return _launched(setup, options, flags)
+        return _start_launcher(setup, options, flags)
     role = _role(replace(setup, nproc=None, launchers=()), setup.nproc, options.job)
     if role.idle:
         return None
@@ -116,7 +116,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     try:
         machines = machines_of(setup, os.environ)
     except UserError:
-        if info.nnodes > 1 and options.master_addr and _is_unusable(options.master_addr):
+        if info.nnodes > 1 and options.master_addr and _is_loopback_or_unknown(options.master_addr):
             info = replace(info, nproc=nproc, port=info.port or RENDEZVOUS_PORT)
             return Role(info, wait_s=0.0)  # the probe `master` reports it
         raise
@@ -166,7 +166,7 @@ def _token(options: DoctorOptions, nnodes: int, first: bool, master: str) -> str
     return token
 
 
-def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int:
+def _start_launcher(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int:
     """Starts this command with a launcher, as `run` would start its ranks; one rank on each machine probes it."""
     machines = machines_of(setup, os.environ)
     name = setup.launchers[0]
@@ -185,7 +185,7 @@ def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int
         return wait_for(started, message("doctors_are_running", launcher=name))
 
 
-def _is_unusable(master: str) -> bool:
+def _is_loopback_or_unknown(master: str) -> bool:
     """Whether a name is unknown here, or leads to this machine alone."""
     try:
         return any(address.startswith("127.") or address == "::1" for address in network.addresses(master))
