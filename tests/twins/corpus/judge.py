@@ -44,7 +44,7 @@ def judged(twin: Twin, exit_code: int | None, output: str, error: str, seconds: 
     if not isinstance(twin, Fault):
         right = exit_code == 0 and answer == "right" and not told
         return Row(twin.name, "", caught=bool(told), named=False, located=False, right=right, **common)
-    reasons = error if answer == "failed" else ""
+    reasons = error if answer == "failed" and exit_code == 1 else ""  # 2 is a mistake in the command itself
     caught = bool(told) or bool(reasons)
     named = is_named(twin, told, reasons)
     place = f"{file_of(twin.script).name}:{line_of(twin)}"
