@@ -189,5 +189,5 @@ def _results(
 
 def failed(rank: CollectiveRank, dtype: str) -> list[str]:
     """Returns the collectives that the backend has for this dtype, and that could not be measured all the same."""
-    possible = {each.case.collective for each in rank.held if each.case.dtype in (dtype, "") and not each.error}
+    possible = {call.case.collective for call in rank.held if call.case.dtype in (dtype, "") and not call.error}
     return sorted(possible & rank.unmeasured.keys())

@@ -112,10 +112,10 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     return replace(_results(inspected, rows, reference, began), same_as_one_process=answer)
 
 
-def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
+def _rotated(rows: list[Row], shift: int) -> Iterator[Row]:
     """Yields the rows of a round: each round starts with another engine, so that none always runs first."""
-    shift = by % len(rows) if rows else 0
-    yield from rows[shift:] + rows[:shift]
+    offset = shift % len(rows) if rows else 0
+    yield from rows[offset:] + rows[:offset]
 
 
 def _phase_callback(show: ShowProgress, row: Row, done: int, total: int) -> ShowPhase:
@@ -140,9 +140,9 @@ def _play(
 ) -> Record:
     """Plays layouts in one process, and returns their record, in the folder `name`."""
     folder, setup, job = root / name, inspected.setup, inspected.job
-    about = (str(folder), time.time(), setup.job, setup.settings)
+    identity = (str(folder), time.time(), setup.job, setup.settings)
     plan = ReferencePlan(
-        *about,
+        *identity,
         layouts=layouts,
         steps=job.proof_steps,
         replicas=inspected.size,
@@ -150,7 +150,16 @@ def _play(
         noise_runs=1 if job.costly else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
-    return _start(inspected, root, "process", 1, inspected.inspection.devices, folder, plan, show_phase)
+    return _start(
+        inspected,
+        root,
+        "process",
+        size=1,
+        devices=inspected.inspection.devices,
+        folder=folder,
+        plan=plan,
+        show_phase=show_phase,
+    )
 
 
 def _one_process(
@@ -159,14 +168,14 @@ def _one_process(
     """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
     the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
-    one = next((each for each in played if each.facts.layout.replicas == 1), None)
-    many = next((each for each in played if each.facts.layout.replicas > 1), None)
-    if one is None or many is None:
+    one_replica = next((expectation for expectation in played if expectation.facts.layout.replicas == 1), None)
+    several_replicas = next((expectation for expectation in played if expectation.facts.layout.replicas > 1), None)
+    if one_replica is None or several_replicas is None:
         return None
-    same, worst = same_as_one(many, one)
+    same, worst = same_as_one(several_replicas, one_replica)
     if same:
         return OneProcess("yes", worst)
-    record = _play(inspected, folder, "neutral", neutral_layouts(many.facts), show_phase)
+    record = _play(inspected, folder, "neutral", neutral_layouts(several_replicas.facts), show_phase)
     return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), inspected.job)
 
 
@@ -185,16 +194,23 @@ def _launch(
             row.facts, loop, inspected.job.proof_steps, inspected.size, inspected.job.proof_rows
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
-    about = (str(launch_folder), time.time(), setup.job, setup.settings)
+    identity = (str(launch_folder), time.time(), setup.job, setup.settings)
     machines = setup.machines
     threads = (machines.planned_threads, inspected.nproc, machines.threads or 1)
-    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings), *threads)
+    plan = Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads)
     try:
-        if row.then:
+        if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
             return
         record = _start(
-            inspected, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
+            inspected,
+            folder,
+            row.launcher,
+            size=row.facts.processes,
+            devices=row.facts.devices,
+            folder=launch_folder,
+            plan=plan,
+            show_phase=show_phase,
         )
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)
@@ -206,7 +222,7 @@ def _launch(
             row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics))
 
 
-def _judged(folder: Path, judgement: Callable[[], Verdict], *others: Path) -> Verdict:
+def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:
     """Returns the verdict on the launch in `folder`: the one that was given before, where there is one.
 
     Of a launch that is proven the weights have served their purpose, and are deleted, and those in `others`.
@@ -217,7 +233,7 @@ def _judged(folder: Path, judgement: Callable[[], Verdict], *others: Path) -> Ve
     verdict = judgement()
     if verdict.proven:
         write(path, verdict)
-        for weights in (file for each in (folder, *others) for file in each.glob("rank*.npz")):
+        for weights in (file for launch_folder in (folder, *other_folders) for file in launch_folder.glob("rank*.npz")):
             weights.unlink()
     return verdict
 
@@ -231,22 +247,41 @@ def _interrupted(
     show_phase: ShowPhase,
 ) -> Verdict:
     """Runs the first launch of an interrupted proof, and the one that continues it. Returns the verdict."""
-    assert row.then
+    assert row.continued_by
     job, (loop, numerics) = inspected.job, expected
-    facts, then = row.facts, row.then
-    parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != then.replicas)
-    trainings = [proof_trainings(each, loop, job.proof_steps, inspected.size, job.proof_rows) for each in (facts, then)]
+    facts, continuation = row.facts, row.continued_by
+    parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != continuation.replicas)
+    trainings = [
+        proof_trainings(engine, loop, job.proof_steps, inspected.size, job.proof_rows)
+        for engine in (facts, continuation)
+    ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))
-    began = _start(inspected, folder, row.launcher, facts.processes, facts.devices, Path(plan.out), first, show_phase)
-    rest = replace(
+    began = _start(
+        inspected,
+        folder,
+        row.launcher,
+        size=facts.processes,
+        devices=facts.devices,
+        folder=Path(plan.out),
+        plan=first,
+        show_phase=show_phase,
+    )
+    second = replace(
         plan,
         out=f"{plan.out}-continued",
-        engine=then.name,
-        engine_settings=then.settings,
+        engine=continuation.name,
+        engine_settings=continuation.settings,
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
     continued = _start(
-        inspected, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase
+        inspected,
+        folder,
+        row.continued_by_launcher,
+        size=continuation.processes,
+        devices=continuation.devices,
+        folder=Path(second.out),
+        plan=second,
+        show_phase=show_phase,
     )
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
     record = JoinedRecord(continued.folder, began)

@@ -53,8 +53,8 @@ class Row:
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # the index of the reference's layout that proves the loop
     numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
-    then: EngineFacts | None = None  # the engine that continues the interrupted trainings
-    then_launcher: str = ""
+    continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
+    continued_by_launcher: str = ""
 
     @property
     def name(self) -> str:
@@ -90,8 +90,8 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
         question = replace(question, engines=(*setup.engines, setup.resume.engine))
     inspection, continuing = ask(question, setup.deadline_s, setup.stall_s), None
     if setup.resume:
-        other = replace(question, replicas=setup.resume.nproc or question.replicas)
-        continuing = inspection if other == question else ask(other, setup.deadline_s, setup.stall_s)
+        resumed = replace(question, replicas=setup.resume.nproc or question.replicas)
+        continuing = inspection if resumed == question else ask(resumed, setup.deadline_s, setup.stall_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     chosen = [facts for facts in inspection.engines if facts.name in setup.engines or not setup.engines]
     if any(facts.processes > 1 for facts in chosen):
@@ -165,26 +165,29 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
 def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
     """Gives a row the engine that continues its trainings, and a verdict where that cannot be launched."""
     assert inspected.continuing and inspected.setup.resume
-    then = next(
-        each for each in inspected.continuing.engines if each.name == (inspected.setup.resume.engine or row.engine)
+    continuation = next(
+        facts for facts in inspected.continuing.engines if facts.name == (inspected.setup.resume.engine or row.engine)
     )
-    possible = _launchers(inspected, then, forks)
-    row.then, row.then_launcher = then, row.launcher if row.launcher in possible else possible[0]
+    possible = _launchers(inspected, continuation, forks)
+    row.continued_by, row.continued_by_launcher = (
+        continuation,
+        row.launcher if row.launcher in possible else possible[0],
+    )
     if row.verdict is None:
         row.verdict = _verdict_without_launch(
-            replace(inspected, inspection=inspected.continuing), then, row.then_launcher
+            replace(inspected, inspection=inspected.continuing), continuation, row.continued_by_launcher
         )
-    if row.verdict is None and (why := why_not_continued_by(row.facts, then)):
+    if row.verdict is None and (why := why_not_continued_by(row.facts, continuation)):
         row.verdict = Verdict("refused", reason=as_said(why))
 
 
-def why_not_continued_by(first: EngineFacts, then: EngineFacts) -> str | None:
-    """Returns why the proof cannot judge a training that `first` begins and `then` continues; None where it can."""
-    assert first.numerics and then.numerics
-    if (first.numerics.lossy or then.numerics.lossy) and first.name != then.name:
-        lossy = first if first.numerics.lossy else then
+def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> str | None:
+    """Returns why the proof cannot judge a training that `first` begins and `continuation` continues; None where it can."""
+    assert first.numerics and continuation.numerics
+    if (first.numerics.lossy or continuation.numerics.lossy) and first.name != continuation.name:
+        lossy = first if first.numerics.lossy else continuation
         return f"{lossy.name} is inexact by design: the proof lets such an engine continue its own trainings alone"
-    shapes = [(each.processes, each.replicas) for each in (first, then)]
+    shapes = [(facts.processes, facts.replicas) for facts in (first, continuation)]
     if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
         return "one process with several replicas continues its own trainings alone in the proof"
     return None
@@ -216,12 +219,16 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
         return Verdict("unavailable", reason=absent)
     if refusal(facts, inspected.job) is None:
         return None
-    here = [each for each in inspected.inspection.engines if each.available and each.replicas in inspected.job.refused]
-    others = [each.name for each in here if refusal(each, inspected.job) is None]
-    return Verdict("refused", reason=refusal(facts, inspected.job, others))
+    available = [
+        candidate
+        for candidate in inspected.inspection.engines
+        if candidate.available and candidate.replicas in inspected.job.refused
+    ]
+    able = [candidate.name for candidate in available if refusal(candidate, inspected.job) is None]
+    return Verdict("refused", reason=refusal(facts, inspected.job, able))
 
 
-def refusal(facts: EngineFacts, job: JobFacts, others: Sequence[str] = ()) -> Message | None:
+def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ()) -> Message | None:
     """Returns why an engine cannot train an inspected job, or None. others: the engines that can."""
     layout, engine = facts.layout, facts.name
     assert layout is not None
@@ -234,14 +241,16 @@ def refusal(facts: EngineFacts, job: JobFacts, others: Sequence[str] = ()) -> Me
         return why
     for optimizer in job.phases.values() or [job.optimizer]:
         if unfit := layout.no_optimizers.get(optimizer):
-            return message("engine_cannot_take_optimizer", engine=engine, optimizer=optimizer, why=unfit, others=others)
+            return message(
+                "engine_cannot_take_optimizer", engine=engine, optimizer=optimizer, why=unfit, others=alternatives
+            )
     if job.needs_closure and not layout.closures:
-        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer, others=others)
+        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer, others=alternatives)
     if layout.no_phases and job.phases:
-        return message("engine_takes_one_optimizer", engine=engine, phases=[*job.phases], others=others)
+        return message("engine_takes_one_optimizer", engine=engine, phases=[*job.phases], others=alternatives)
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
-            return message("sync_batchnorm_does_not_find_other_ranks", engine=engine, others=others)
+            return message("sync_batchnorm_does_not_find_other_ranks", engine=engine, others=alternatives)
         if facts.devices[0] == "cpu":
             return message("sync_batchnorm_needs_gpus")
     return job.refused[layout.replicas]
@@ -272,7 +281,7 @@ def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] =
 
 def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None]:
     """Returns the layouts that a row is compared with: of its loop, and of its numerics where these are inexact."""
-    return loop_layout(row.facts, row.then), numerics_layout(row.facts, row.then)
+    return loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
 
 
 def result_of(row: Row) -> EngineResult:
@@ -281,6 +290,6 @@ def result_of(row: Row) -> EngineResult:
     replicas = row.facts.replicas or None
     result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)
     absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
-    if row.then:
-        result = replace(result, continued_by=ContinuedBy(row.then.name, row.then.replicas))
+    if row.continued_by:
+        result = replace(result, continued_by=ContinuedBy(row.continued_by.name, row.continued_by.replicas))
     return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)

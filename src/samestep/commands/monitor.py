@@ -107,7 +107,7 @@ def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.
 def _watch(process: subprocess.Popen[bytes], sampler: MonitorSampler, line: LiveLine) -> None:
     """Samples until the command has ended. Signals that somebody sends to this process go to the command; those of the
     terminal, as Ctrl-C, the command has got itself."""
-    shown = sampler.samples[-1]
+    previous = sampler.samples[-1]
     while process.poll() is None:
         reap_orphans(process.pid)
         arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), LONGEST_S))
@@ -116,8 +116,8 @@ def _watch(process: subprocess.Popen[bytes], sampler: MonitorSampler, line: Live
                 process.send_signal(arrived.si_signo)
         if not sampler.due_in():
             sample = sampler.sample()
-            line.show(monitor_text.live(sample, shown))
-            shown = sample
+            line.show(monitor_text.live(sample, previous))
+            previous = sample
     reap_orphans(process.pid)
 
 

@@ -35,8 +35,8 @@ class Need:
     seconds: float
 
     def __str__(self) -> str:
-        about = timedelta(seconds=round(self.seconds, -1 if self.seconds > 60 else 0))
-        return f"about {_gb(self.memory)} of memory, {_gb(self.disk)} of disk and {about}"
+        duration = timedelta(seconds=round(self.seconds, -1 if self.seconds > 60 else 0))
+        return f"about {_gb(self.memory)} of memory, {_gb(self.disk)} of disk and {duration}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     steps = (1 + len(layouts)) * of_layout + len(rows) * (1 + 2 * job.proof_steps)
     seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
     disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
-    disk += OF_CHECKPOINTS * job.parameters if any(row.then for row in rows) else 0
+    disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
     return Need(max(reference, trained), disk, seconds)
 
 

@@ -87,7 +87,10 @@ def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]]
             return function(kind(*args, **kwargs))
 
         hints = get_type_hints(kind, localns=NO_SENTINEL)
-        parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(kind).parameters.values()]
+        parameters = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in inspect.signature(kind).parameters.values()
+        ]
         signature = inspect.Signature(parameters, return_annotation=inspect.signature(function).return_annotation)
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
         return wrapper
@@ -99,22 +102,25 @@ def from_command_line(command: Callable[..., int]) -> Callable[..., int]:
     """Makes typer see each dataclass of options among a command's parameters as its fields; nested ones come last."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if _is_options(kind)}
-    own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in groups}
+    plain_parameters = {
+        name: parameter for name, parameter in inspect.signature(command).parameters.items() if name not in groups
+    }
     leaves = [leaf for kind in groups.values() for leaf in _leaves(kind) if leaf[0].name not in kind.NOT_TYPED]
     expanded = [(kind in groups.values(), _parameter(field, kind)) for field, kind in leaves]
-    parameters = [each for is_flat, each in expanded if is_flat]
+    parameters = [parameter for is_flat, parameter in expanded if is_flat]
     parameters += [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]) for name, each in own.items()
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in plain_parameters.items()
     ]
-    parameters += [each for is_flat, each in expanded if not is_flat]
+    parameters += [parameter for is_flat, parameter in expanded if not is_flat]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> int:
         packed = {name: _packed(kind, given) for name, kind in groups.items()}
-        return command(**packed, **{name: given[name] for name in own})
+        return command(**packed, **{name: given[name] for name in plain_parameters})
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
 
 
@@ -136,7 +142,7 @@ def arguments(options: Options, kind: type[Options], without: Collection[str] = 
             words += [flag if value else f"--no-{flag[2:]}"]
         elif typed and typed.kind == list[str]:  # a flag that is repeated
             pairs = [f"{key}={text}" for key, text in value.items()] if isinstance(value, Mapping) else value
-            words += [word for each in pairs for word in (flag, each)]
+            words += [word for text_of_pair in pairs for word in (flag, text_of_pair)]
         else:
             words += [flag, ",".join(value) if isinstance(value, list | tuple) else str(value)]
     return words
@@ -162,8 +168,8 @@ _known: dict[type, Mapping[str, Parts]] = {}
 
 def _parts(hint: Any) -> Parts:
     plain, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    info = next((each for each in metadata if isinstance(each, ParameterInfo)), None)
-    return plain, info, next((each for each in metadata if isinstance(each, Typed)), None)
+    info = next((datum for datum in metadata if isinstance(datum, ParameterInfo)), None)
+    return plain, info, next((datum for datum in metadata if isinstance(datum, Typed)), None)
 
 
 def _leaves(kind: type) -> Iterator[tuple[Field[Any], type]]:
@@ -180,12 +186,12 @@ def _parameter(field: Field[Any], kind: type) -> inspect.Parameter:
     plain, info, typed = _hints(kind)[field.name]
     required = inspect.signature(kind).parameters[field.name].default is inspect.Parameter.empty
     default = inspect.Parameter.empty if required else typed.default if typed else field.default
-    shown: Any = typed.kind if typed else plain
-    if _is_path(shown):  # as a text: typer would take '' for the current folder
+    kind_for_typer: Any = typed.kind if typed else plain
+    if _is_path(kind_for_typer):  # as a text: typer would take '' for the current folder
         info = copy.copy(info)
         info.metavar = info.metavar or "PATH"  # type: ignore[union-attr]
-        shown = str | None
-    hint: Any = Annotated[shown, info]
+        kind_for_typer = str | None
+    hint: Any = Annotated[kind_for_typer, info]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -220,10 +226,12 @@ def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a type; a list is a tuple, a whole number is a float, and neither is a bool."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, element) for element in inner)
     if origin is tuple or origin is Sequence:
         return (
-            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(each, inner[0]) for each in value)
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and all(_fits(element, inner[0]) for element in value)
         )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)

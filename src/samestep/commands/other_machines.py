@@ -155,13 +155,13 @@ def digest_of(request: LaunchRequest) -> str:
     return hashlib.blake2b(json.dumps(as_json(request)).encode(), digest_size=8).hexdigest()
 
 
-def check_agreement(mine: LaunchRequest, theirs: LaunchRequest, who: str) -> None:
+def check_agreement(request: LaunchRequest, others_request: LaunchRequest, who: str) -> None:
     """Raises UserError where this machine's command differs from that of `who`."""
-    if different := mine.difference(theirs):
-        what, here, there = different
+    if different := request.difference(others_request):
+        what, ours, others_value = different
         raise UserError(
-            f"this machine's command differs from that of {who}: {what}: {here} here, {there} there; run the same "
-            "command on every machine, with the same files"
+            f"this machine's command differs from that of {who}: {what}: {ours} here, {others_value} there; "
+            "run the same command on every machine, with the same files"
         )
 
 

@@ -171,7 +171,7 @@ def prepare(
         existing = read(ResultsIdentity, path)
         differs = [name for name in identity.differences(existing) if name not in free]
         if differs:
-            before, now = (_shown(getattr(each, differs[0])) for each in (existing, identity))
+            before, now = (_shown(getattr(record, differs[0])) for record in (existing, identity))
             raise UserError(
                 f"{folder} holds other results: {differs[0]} was {before} there and is {now} now; "
                 f"give another folder with --out{_and_continue(folder, identity.command)}"

@@ -121,7 +121,7 @@ def _launch(
         return None
     write(folder / PLAN, plan)
     with recorded(out, words, writes=first):
-        record = _supervised(command, inspected, row, to_start, folder, out, rank)
+        record = _supervised(command, inspected, row, to_start=to_start, folder=folder, out=out, rank=rank)
     if record.ranks[0].rank == 0:
         return inspected, row, record, out, training
     if rank is None:
@@ -157,8 +157,8 @@ def _supervised(
 def _what_is_lost(out: Path, folder: Path, why: str) -> str:
     """Returns the sentence about a launch that could not write how it ended."""
     weights = out / WEIGHTS
-    kept = f"the latest weights that could be are in {weights}" if weights.exists() else "the weights are lost"
-    return f"the ranks cannot write into {folder} ({why}): {kept}; free some disk space, or choose another --out"
+    outcome = f"the latest weights that could be are in {weights}" if weights.exists() else "the weights are lost"
+    return f"the ranks cannot write into {folder} ({why}): {outcome}; free some disk space, or choose another --out"
 
 
 def _say_batch_size(inspected: InspectedSetup, row: Row) -> None:
@@ -195,9 +195,9 @@ def prepare(
             f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
             f"run it without {rank.launcher}"
         )
-    about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
+    identity = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
     threads, request = (setup.machines.planned_threads, inspected.nproc), launch_request(inspected, training)
-    plan = Plan(*about, *threads, asked=request)
+    plan = Plan(*identity, *threads, asked=request)
     machines = replace(machines, request_digest=digest_of(request))
     if rank:
         row.launcher = rank.launcher
@@ -215,11 +215,11 @@ def _line_that_writes(path: Path, plan: Plan) -> str:
 def check_options(machines: launch.Machines, launcher: str) -> None:
     """Raises UserError for an option that `launcher` does not have, and another launcher has."""
     for option, flag in (("min_nodes", "--nnodes MIN:MAX"), ("max_restarts", "--max-restarts"), ("hosts", "--hosts")):
-        others = launch.launchers_with(option)
-        if getattr(machines, option) and launcher not in others:
+        having = launch.launchers_with(option)
+        if getattr(machines, option) and launcher not in having:
             raise UserError(
-                f"{flag} is an option of {' and '.join(others)}, and {launcher} starts this "
-                f"training; leave it out, or add --launcher {others[0]}"
+                f"{flag} is an option of {' and '.join(having)}, and {launcher} starts this "
+                f"training; leave it out, or add --launcher {having[0]}"
             )
 
 
@@ -276,8 +276,8 @@ def ranks_in_folder(inspected: InspectedSetup, processes: int) -> int:
 
 
 def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Path, step: RunTask) -> RunResults:
-    seen = record.training("run")[0]
-    best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
+    observations = record.training("run")[0]
+    best: Mapping[str, float] = observations.curve[observations.best_at] if observations.best_at >= 0 else {}
     wait = measure_data_wait(inspected.job, record)
     at_step = best.get("step")
     return RunResults(
@@ -290,14 +290,14 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         engine_settings=row.facts.chosen,
         global_batch=inspected.job.global_batch,
         init=InitialWeights(step.init, str(step.init_sha256)) if step.init else None,
-        steps=seen.resumed_from + len(seen.step_s),
-        resumed_from=seen.resumed_from,
-        asked_steps=seen.asked_steps or 0,
-        stopped=seen.stopped,
-        seconds=sum(seen.step_s),
-        skipped_steps=seen.skipped_steps,
-        final_loss=seen.losses[-1] if seen.losses else None,
-        curve=seen.curve,
+        steps=observations.resumed_from + len(observations.step_s),
+        resumed_from=observations.resumed_from,
+        asked_steps=observations.asked_steps or 0,
+        stopped=observations.stopped,
+        seconds=sum(observations.step_s),
+        skipped_steps=observations.skipped_steps,
+        final_loss=observations.losses[-1] if observations.losses else None,
+        curve=observations.curve,
         weights_of_step=None if at_step is None else int(at_step),
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
         evaluation_rows=count_evaluated_rows(record, "run", inspected.job.evaluation_rows),
@@ -308,7 +308,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         demand=wait.demand if wait else None,
         advice=as_said(advice) if wait and (advice := wait.advice()) else None,
         traces=_traces(out, record, step) if step.profile else (),
-        changes=seen.changes,
+        changes=observations.changes,
     )
 
 
@@ -341,10 +341,10 @@ def _score_results(inspected: InspectedSetup, row: Row, record: Record, step: Ev
 def count_evaluated_rows(record: Record, training: str, rows: int) -> int:
     """Returns `rows`, after a check that the record has each row once. Raises TrainingFailed when it has not."""
     ranks = [rank.evaluation for rank in record.training(training)]
-    seen = sorted(index for of_rank in ranks if of_rank for index in of_rank.indices)
+    indices = sorted(index for of_rank in ranks if of_rank for index in of_rank.indices)
     complete = len(ranks) == record.ranks[0].world.size  # other machines' records may be in other folders
-    if rows and complete and seen != list(range(rows)):
-        raise TrainingFailed(f"the evaluation saw {len(seen)} rows of {rows}, not each once: {record.folder}")
+    if rows and complete and indices != list(range(rows)):
+        raise TrainingFailed(f"the evaluation saw {len(indices)} rows of {rows}, not each once: {record.folder}")
     return rows
 
 

@@ -60,7 +60,17 @@ def past_run(folder: Path) -> PastRun:
     except (UserError, OSError) as error:
         why = error.message if isinstance(error, UserError) else as_said(str(error))
         line = _line(folder, began, same_folder=False)
-        return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
+        return PastRun(
+            str(folder),
+            "?",
+            "?",
+            engines=(),
+            ranks=None,
+            outcome="unknown",
+            reason=why,
+            started_at=written_at,
+            line=line,
+        )
     command, results = identity.command, _results(identity, folder)
     trained = results if isinstance(results, RunResults) else None
     progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
@@ -150,9 +160,9 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     is_samestep = words[:1] == ("samestep",) and RESULTS_OF.keys() >= {*words[1:2]}  # not monitor, of any program
     if began is None or not is_samestep or any(printable(text) != text for text in texts):
         return ""
-    here = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())
-    out = ["--out", str(folder if here else folder.resolve())] if same_folder else []
-    return ("" if here else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
+    same_cwd = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())
+    out = ["--out", str(folder if same_cwd else folder.resolve())] if same_folder else []
+    return ("" if same_cwd else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
 
 
 def _results(identity: ResultsIdentity, folder: Path) -> AnyResults | None:

@@ -209,9 +209,9 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, and would be replaced; give a folder with --export")
-    if other := other_file(folder):
+    if foreign := other_file(folder):
         raise UserError(
-            f"--export {folder}: {other} in it is of no export of samestep, and would be removed; give a new folder"
+            f"--export {folder}: {foreign} in it is of no export of samestep, and would be removed; give a new folder"
         )
     _check_writable(folder, "--export", "give a folder in an existing one")
 

@@ -222,7 +222,9 @@ def only_one_machine(name: str, machines: Machines) -> str | None:
         return None
     kind = load(name).starts[0]
     able = [
-        other for other, launcher in all_launchers().items() if kind in launcher.starts and not launcher.one_machine
+        candidate
+        for candidate, launcher in all_launchers().items()
+        if kind in launcher.starts and not launcher.one_machine
     ]
     instead = f"use {' or '.join(able)}" if able else "use another engine"
     return f"{name} starts ranks on one machine; for {machines.nnodes} {instead}"

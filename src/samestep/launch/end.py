@@ -35,8 +35,8 @@ def end_tree(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None
             tree.wait(KILLED_S)
     # A killed launcher may leave ranks that are not its children (Slurm's daemon starts them), and a killed rank may
     # leave processes that it started.
-    others = (process for process in psutil.process_iter() if process.pid != os.getpid())
-    _end([process for process in others if _started_by_this_command(process)], GRACE_S)
+    running = (process for process in psutil.process_iter() if process.pid != os.getpid())
+    _end([process for process in running if _started_by_this_command(process)], GRACE_S)
     if tree.returncode != 0:
         for launcher in launch.all_launchers().values():
             launcher.end(folder)

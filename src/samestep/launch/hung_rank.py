@@ -215,7 +215,7 @@ class Recorded:
 
     @property
     def first_waiting(self) -> Collective | None:
-        return min(self.waiting, key=lambda each: each.created_ns, default=None)
+        return min(self.waiting, key=lambda collective: collective.created_ns, default=None)
 
 
 def ask_recorder(folder: Path, rank: int) -> Recorded | None:
@@ -229,7 +229,7 @@ def ask_recorder(folder: Path, rank: int) -> Recorded | None:
 
 def recorded(text: str) -> Recorded:
     """Reads a recorder's trace. Raises ValueError where the text is none."""
-    seen = [
+    entered = [
         Collective(
             entry.group,
             entry.collective_seq_id,
@@ -242,9 +242,9 @@ def recorded(text: str) -> Recorded:
         if not entry.is_p2p
     ]
     last: dict[str, int] = {}
-    for each in seen:
-        last[each.group] = max(each.number, last.get(each.group, 0))
-    return Recorded(last, tuple(each for each in seen if not each.retired))
+    for collective in entered:
+        last[collective.group] = max(collective.number, last.get(collective.group, 0))
+    return Recorded(last, tuple(collective for collective in entered if not collective.retired))
 
 
 def _post(path: Path) -> str:

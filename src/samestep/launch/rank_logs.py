@@ -61,27 +61,27 @@ class RankOutput:
                 log.seek(0)
             self._cuts[rank] = cuts
             text = self._partial.pop(rank, "") + self._decoders[rank].decode(log.read())
-            *whole, rest = text.split("\n")
-            if rest and not last:
-                self._partial[rank] = rest[-LONGEST_MESSAGE:]
-            elif rest:
-                whole.append(rest)
-            if TRACEBACK in whole and rank not in self._held:
+            *lines, unfinished = text.split("\n")
+            if unfinished and not last:
+                self._partial[rank] = unfinished[-LONGEST_MESSAGE:]
+            elif unfinished:
+                lines.append(unfinished)
+            if TRACEBACK in lines and rank not in self._held:
                 self._held[rank] = (now, [])
             if rank in self._held:
                 since, held = self._held[rank]
-                kept = [] if held else whole[: whole.index(TRACEBACK)]
-                held += whole[len(kept) :]
-                whole = kept
+                before = [] if held else lines[: lines.index(TRACEBACK)]
+                held += lines[len(before) :]
+                lines = before
                 if last or now - since > HOLD_S:
-                    whole = kept + self._held.pop(rank)[1]
+                    lines = before + self._held.pop(rank)[1]
             # Of a progress bar, which rewrites its line, only the last state counts.
             self._waiting[rank] += [
-                (now, line.rstrip("\r").rsplit("\r", 1)[-1][:LONGEST_MESSAGE]) for line in whole[-MAX_LINES:]
+                (now, line.rstrip("\r").rsplit("\r", 1)[-1][:LONGEST_MESSAGE]) for line in lines[-MAX_LINES:]
             ]
-            if len(whole) > MAX_LINES:  # printing all could take longer than the training
+            if len(lines) > MAX_LINES:  # printing all could take longer than the training
                 self._waiting[rank].append(
-                    (now, f"… {len(whole) - MAX_LINES} lines more in {self._folder}/rank{rank}.log")
+                    (now, f"… {len(lines) - MAX_LINES} lines more in {self._folder}/rank{rank}.log")
                 )
 
 

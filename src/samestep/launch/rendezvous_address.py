@@ -46,9 +46,9 @@ def tcp_init_method(host: str, port: str | int) -> str:
 
 def rendezvous_of(init_method: str, env: Mapping[str, str]) -> tuple[str, int]:
     """Returns (host, port) of an init_method: 'tcp://host:port', or of MASTER_ADDR and MASTER_PORT for others."""
-    at = urlsplit(init_method)
-    if at.scheme == "tcp" and at.hostname and at.port:
-        return at.hostname, at.port
+    url = urlsplit(init_method)
+    if url.scheme == "tcp" and url.hostname and url.port:
+        return url.hostname, url.port
     return env["MASTER_ADDR"], int(env["MASTER_PORT"])
 
 

@@ -87,7 +87,9 @@ def in_quotes(text: str) -> str:
 
 def in_yaml(text: str) -> str:
     """Returns a text as a string of YAML, which takes no character that is not printable."""
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in in_quotes(text))
+    return "".join(
+        character if character.isprintable() else f"\\U{ord(character):08x}" for character in in_quotes(text)
+    )
 
 
 def render(template: str, **facts: object) -> str:
