@@ -72,7 +72,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         if keep and results.answer == "differs":
             results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
-            findings = replay(plan, ranks, record, lambda to: _run(options, to, 1))
+            findings = replay(plan, ranks, record, lambda replay_folder: _run(options, replay_folder, 1))
             results = with_replay(results, findings)
     finally:
         fork_client.close()

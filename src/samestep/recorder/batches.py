@@ -50,29 +50,29 @@ def joined(parts: Sequence[Any]) -> Any:
     return first
 
 
-def is_joined(whole: Any, parts: Sequence[Any]) -> bool:
+def is_joined(inputs: Any, parts: Sequence[Any]) -> bool:
     """Whether inputs are those of the ranks, put together along the rows or, of a sequence, along another dimension.
 
     What all ranks have alike must be the same.
     """
-    if isinstance(whole, Tensor):
-        return _is_joined_tensor(whole.detach().cpu(), parts)
-    if hasattr(whole, "keys"):
-        names = whole.keys()
+    if isinstance(inputs, Tensor):
+        return _is_joined_tensor(inputs.detach().cpu(), parts)
+    if hasattr(inputs, "keys"):
+        names = inputs.keys()
         same_names = all(part.keys() == names for part in parts)
-        return same_names and all(is_joined(whole[name], [part[name] for part in parts]) for name in names)
-    if isinstance(whole, tuple | list):
-        return all(len(part) == len(whole) for part in parts) and all(map(is_joined, whole, zip(*parts)))
-    return bool(all(part == whole for part in parts))
+        return same_names and all(is_joined(inputs[name], [part[name] for part in parts]) for name in names)
+    if isinstance(inputs, tuple | list):
+        return all(len(part) == len(inputs) for part in parts) and all(map(is_joined, inputs, zip(*parts)))
+    return bool(all(part == inputs for part in parts))
 
 
-def _is_joined_tensor(whole: Tensor, parts: Sequence[Tensor]) -> bool:
-    if all(part.shape == whole.shape for part in parts):
-        return all(torch.equal(part, whole) for part in parts)
-    for dim in range(whole.dim()):
-        without = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in (whole, *parts)}
-        fits = len(without) == 1 and sum(part.shape[dim] for part in parts) == whole.shape[dim]
-        if fits and torch.equal(torch.cat(list(parts), dim), whole):
+def _is_joined_tensor(inputs: Tensor, parts: Sequence[Tensor]) -> bool:
+    if all(part.shape == inputs.shape for part in parts):
+        return all(torch.equal(part, inputs) for part in parts)
+    for dim in range(inputs.dim()):
+        without = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in (inputs, *parts)}
+        fits = len(without) == 1 and sum(part.shape[dim] for part in parts) == inputs.shape[dim]
+        if fits and torch.equal(torch.cat(list(parts), dim), inputs):
             return True
     return False
 

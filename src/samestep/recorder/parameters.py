@@ -136,8 +136,10 @@ class Parameters:
     def gradients(self, computed: Container[str]) -> dict[str, Tensor]:
         """Returns the gradients that lie in .grad now, compressed. computed: names of those that this rank computes."""
         flat = self.flattened.gradients(self.by_name, computed)
-        rest = {n: p.grad for n, p in self.by_name.items() if p.grad is not None and n not in flat}
-        return flat | {n: sharding.sums_of_part(g) for n, g in rest.items() if n in self.shards or not is_shard(g)}
+        plain_gradients = {n: p.grad for n, p in self.by_name.items() if p.grad is not None and n not in flat}
+        return flat | {
+            n: sharding.sums_of_part(g) for n, g in plain_gradients.items() if n in self.shards or not is_shard(g)
+        }
 
     def with_gradient(self) -> int:
         """Returns how many parameters have a gradient now."""
@@ -176,5 +178,5 @@ class Parameters:
 
     def _of_whole_parameters(self, digests: Mapping[str, int]) -> dict[str, int]:
         flat = {*self.flattened.shards(self._names)}
-        whole = [name for name in digests if name not in flat and not sharding.is_sharded(self.by_name[name])]
-        return {name: digests[name] for name in whole}
+        names = [name for name in digests if name not in flat and not sharding.is_sharded(self.by_name[name])]
+        return {name: digests[name] for name in names}

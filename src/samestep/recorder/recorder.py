@@ -339,9 +339,10 @@ class Recorder:
             return
         if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        rest = [known for known in self._optimizers if known is not optimizer]
-        of_rest = {name for known in rest for name in self.parameters.held_by(known)}
-        taken = {name: gradient for name, gradient in self._taken.items() if name not in of_rest}
+        elsewhere = [self.parameters.held_by(known) for known in self._optimizers if known is not optimizer]
+        taken = {
+            name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
+        }
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
         weights, moved = self.parameters.after_step()

@@ -60,17 +60,17 @@ class ReplayPlayer:
         """Returns why this record cannot be replayed; None where it may be."""
         if why := next((rank.why_not for rank in self._ranks if rank.why_not), None):
             return why
-        first, rest, in_turn = self._ranks[0], self._ranks[1:], self._plan.in_turn
-        if any(len(rank.forwards) != len(first.forwards) for rank in rest):
+        first, in_turn = self._ranks[0], self._plan.in_turn
+        if any(len(rank.forwards) != len(first.forwards) for rank in self._ranks):
             return message("forwards_differ_between_ranks")
-        if any(list(map(len, rank.passes)) != list(map(len, first.passes)) for rank in rest):
+        if any(list(map(len, rank.passes)) != list(map(len, first.passes)) for rank in self._ranks):
             return message("batches_differ_between_ranks")
         if self._makes and self._by_rank:
             return message("makes_other_batches")
         # Else the inputs are fed.
         if (self._from_loader or self._makes) and any(rank.outside for rank in self._ranks):
             return message("draws_outside_torch")
-        if self._from_loader and any(_counts(rank) != _counts(first) for rank in rest):
+        if self._from_loader and any(_counts(rank) != _counts(first) for rank in self._ranks):
             return message("draws_differ_between_ranks")
         if in_turn and any(_counts(first)):
             return message("draws_cannot_be_played_in_turn")
@@ -147,16 +147,16 @@ class ReplayPlayer:
             finally:
                 self._inside = False
         number = first.numbers.index(iterator._samestep)
-        rank, at = self._place(getattr(iterator, "_samestep_read", 0))
+        rank, place = self._place(getattr(iterator, "_samestep_read", 0))
         iterator._samestep_read = getattr(iterator, "_samestep_read", 0) + 1
-        if at >= len(first.passes[number]):
+        if place >= len(first.passes[number]):
             if first.ended[number]:
                 raise StopIteration
             self.stop(message("more_batches_in_one_process"), needs_turns=self._may_need_turns)
         self._read_since, self._draws = True, 0
         if self._plan.in_turn:
-            return self._ranks[rank].passes[number][at]
-        return self._joined([data.passes[number][at] for data in self._ranks])
+            return self._ranks[rank].passes[number][place]
+        return self._joined([data.passes[number][place] for data in self._ranks])
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
@@ -174,12 +174,12 @@ class ReplayPlayer:
         self._end_draws()
         self._compare_calls(more_to_come=True)
         self._load(module)
-        rank, at = self._place(self._forwards)
+        rank, place = self._place(self._forwards)
         self._forwards += 1
-        if at >= len(self._ranks[0].forwards):
+        if place >= len(self._ranks[0].forwards):
             self.stop(message("more_forwards_in_one_process"), needs_turns=self._may_need_turns)
         ranks = [self._ranks[rank]] if self._plan.in_turn else self._ranks
-        forwards = [data.forwards[at] for data in ranks]
+        forwards = [data.forwards[place] for data in ranks]
         args, kwargs = self._fed(forwards, args, kwargs)
         self._inside = True
         try:
@@ -355,10 +355,10 @@ def _weights(folder: Path, name: str, ranks: list[ReplayData]) -> Weights:
     """Returns the whole weights: rank 0's, and of a sharded one the blocks of all ranks, put together."""
     shards = ranks[0].shards
     arrays = [read_arrays(folder, rank, name) for rank in range(len(ranks) if shards else 1)]
-    whole = {key: torch.from_numpy(array) for key, array in arrays[0].items()}
+    weights = {key: torch.from_numpy(array) for key, array in arrays[0].items()}
     for key, dimension in shards.items():
-        whole[key] = torch.cat([torch.from_numpy(of_rank[key]) for of_rank in arrays if key in of_rank], dimension)
-    return whole
+        weights[key] = torch.cat([torch.from_numpy(of_rank[key]) for of_rank in arrays if key in of_rank], dimension)
+    return weights
 
 
 def _are_equal(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -46,9 +46,9 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
     """Returns `size` zeros, with the first `length` elements of a part from `start` on."""
-    whole = torch.zeros(size, dtype=part.dtype, device=part.device)
-    whole[start : start + length] = part.detach().reshape(-1)[:length]
-    return whole
+    zeros = torch.zeros(size, dtype=part.dtype, device=part.device)
+    zeros[start : start + length] = part.detach().reshape(-1)[:length]
+    return zeros
 
 
 # FSDP2 and tensor parallelism
@@ -84,10 +84,10 @@ def sums_of_part(tensor: Any) -> Tensor:
     if not is_shard(tensor):
         return compress(tensor)
     block = block_of(tensor)
-    whole = block.new_zeros(tensor.shape)
+    zeros = block.new_zeros(tensor.shape)
     shape, offset = place_of(tensor)
-    whole[tuple(slice(start, start + length) for start, length in zip(offset, shape))] = block
-    return compress(whole)
+    zeros[tuple(slice(start, start + length) for start, length in zip(offset, shape))] = block
+    return compress(zeros)
 
 
 def unsharded(module: nn.Module) -> set[int]:

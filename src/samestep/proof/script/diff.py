@@ -162,14 +162,14 @@ def _rows(pair: RecordPair) -> Finding:
 def _why_other_rows(first: Ranks, step: int, read: Sequence[Sequence[str]]) -> Message:
     """Returns why a resumed run reads other rows than the uninterrupted run in its step. read: of each rank."""
     wanted, steps = _counted(read), common_steps(first)
-    same = [other for other in steps if _counted(_rows_of_step(first, other)) == wanted]
+    same = [number for number in steps if _counted(_rows_of_step(first, number)) == wanted]
     if not wanted or not same:
         return message("epochs_order_not_restored")
     if step - 1 in same:
         return message("batch_trained_again", step=step - 1)
     if step + 1 in same:
         return message("batch_read_too_early", step=step + 1)
-    epochs = [_epoch(first[0], other) for other in steps]
+    epochs = [_epoch(first[0], number) for number in steps]
     epoch, found = epochs[step], epochs[same[0]]
     if epoch is not None and epochs.index(epoch) in same:
         return message("epoch_begins_anew", epoch=epoch)

@@ -92,16 +92,16 @@ def _cause(gradients: StepGradients, clips: Sequence[ClipRecord]) -> tuple[Messa
     """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead."""
     wrong, count, size = gradients.not_mean, gradients.micro_batches, gradients.size
     names, all_names = {name for _, name in wrong}, gradients.names
-    are_own, own = gradients.are_own(), message("gradient_of_the_rank_alone")
+    are_own, of_rank = gradients.are_own(), message("gradient_of_the_rank_alone")
     if are_own and 2 * len(names) <= len(all_names):
-        return message("parameters_left_out_of_reduction", left_out=len(names), parameters=len(all_names)), own
+        return message("parameters_left_out_of_reduction", left_out=len(names), parameters=len(all_names)), of_rank
     if are_own and _clipped_apart(gradients):
         return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
     if early := {clip.after for clip in clips if clip.after < count}:
         cause = message("clipped_before_last_micro_batch", micro_batch=min(early) - 1, micro_batches=count)
         return cause, message("gradient_clipped_on_the_way")
     if are_own:
-        return message("ranks_never_reduce_gradients"), own
+        return message("ranks_never_reduce_gradients"), of_rank
     if all(gradients.is_own(*pair, size) for pair in wrong):
         cause = message("gradients_divided_and_never_reduced", ranks=size)
         return cause, message("gradient_of_the_rank_divided", ranks=size)
@@ -150,9 +150,9 @@ def _clipped_norms(step: int, clips: Sequence[ClipRecord], record: Record, ranks
     """Finds a gradient that was not clipped by the norm of all parameters."""
     by_norm = [clip for clip in clips if clip.limit is not None]
     if len(by_norm) > 1 and all(clip.parameters < clip.with_gradient for clip in by_norm):
-        cause, one = message("clipped_in_parts", parts=len(by_norm)), message("norms_of_parts", parts=1)
+        cause, expected = message("clipped_in_parts", parts=len(by_norm)), message("norms_of_parts", parts=1)
         parts = message("norms_of_parts", parts=len(by_norm))
-        return differs("clipping", "clipping", cause, step=step, rank=0, expected=one, found=parts)
+        return differs("clipping", "clipping", cause, step=step, rank=0, expected=expected, found=parts)
     if len(by_norm) != 1 or by_norm[0].parameters < by_norm[0].with_gradient:
         return None
     limit = by_norm[0].limit

@@ -35,7 +35,7 @@ def loss_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
         factor=gradients.factor * scale,
         size=gradients.size,
         micro_batches=gradients.micro_batches,
-        most=max(len(other.micro_batches) for other in ranks[0].steps),
+        most=max(len(any_step.micro_batches) for any_step in ranks[0].steps),
     )
     weights = [[loss_weights(micro_batch.losses) for micro_batch in of_rank] for of_rank in micro_batches]
     if any(weight is None for of_rank in weights for weight in of_rank):
@@ -53,10 +53,12 @@ def loss_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
     else:
         loaders = [[record.loader for record in rank.passes] for rank in ranks]
         composite |= any(map(several_losses, micro_batches, loaders))
-        own = sum(weight.largest for of_rank in weights for weight in of_rank if weight) / gradients.size / scale
+        rank_weight = (
+            sum(weight.largest for of_rank in weights for weight in of_rank if weight) / gradients.size / scale
+        )
         # Gradients that are no mean are no matter of how the terms of a loss are weighted.
         if not sums and (not composite or not scaling.is_mean):
-            cause = scaling.cause(own)
+            cause = scaling.cause(rank_weight)
     if cause:
         what = "total weight of the losses"
         return differs(QUESTION, what, cause, step=step, expected=1.0, found=round(total, 9))
@@ -182,28 +184,28 @@ class Scaling:
     def near_one(value: float) -> bool:
         return abs(value - 1) < NEAR
 
-    def cause(self, own: float) -> Message | None:
+    def cause(self, rank_weight: float) -> Message | None:
         """Returns why the weights do not add up to one; None where no known mistake explains it.
 
-        own: the weights of one rank's losses, added up over its micro-batches: 1 where each is divided by their number.
+        rank_weight: of one rank's losses, added up over its micro-batches: 1 where each is divided by their number.
         """
         count, size = self.micro_batches, self.size
         if size > 1 and self.near_one(self.reduced / size):
             return message("gradients_summed_over_ranks", ranks=size)
         if size > 1 and self.near_one(self.reduced * size):
             return message("gradients_divided_by_ranks_again", ranks=size)
-        if count > 1 and self.near_one(self.reduced * count) and self.near_one(own):
+        if count > 1 and self.near_one(self.reduced * count) and self.near_one(rank_weight):
             return message("losses_divided_by_accumulation_twice", micro_batches=count)
         if not self.is_mean:
             return None
-        if count > 1 and self.near_one(own / count):
+        if count > 1 and self.near_one(rank_weight / count):
             return message("loss_not_divided_by_accumulation", micro_batches=count)
-        if count < self.most and self.near_one(own * self.most / count):
+        if count < self.most and self.near_one(rank_weight * self.most / count):
             return message("short_window_divided_by_full_one", micro_batches=count, most=self.most)
-        if count > 1 and self.near_one(own * count):
+        if count > 1 and self.near_one(rank_weight * count):
             return message("losses_divided_by_accumulation_twice", micro_batches=count)
-        if self.near_one(own * size):
+        if self.near_one(rank_weight * size):
             return message("loss_divided_by_ranks", ranks=size)
-        if self.near_one(own / size):
+        if self.near_one(rank_weight / size):
             return message("loss_multiplied_by_ranks", ranks=size)
         return None

@@ -188,7 +188,9 @@ def _are_even(ranks: Ranks, step: int) -> bool:
         [term.weight for batch in rank for term in batch.losses if term.reduction == "sum"] for rank in micro_batches
     ]
     known = all(len(numbers) > 1 and all(numbers) for numbers in counts[0])
-    return known and all(other == counts[0] for other in counts) and all(other == weights[0] for other in weights)
+    return (
+        known and all(of_rank == counts[0] for of_rank in counts) and all(of_rank == weights[0] for of_rank in weights)
+    )
 
 
 def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Finding:
@@ -199,12 +201,12 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
     if step is None:
         return Finding(RATE, "right", message("rates_are_of_one_process"))
     base_rates = result.recorded_base_rates, result.base_rates
-    same_optimizer = [other for other in steps if other.optimizer == steps[step].optimizer]
-    at = step if all(len(rates) == len(steps) for rates in base_rates) else 0
-    if any(other.schedules for other in same_optimizer) and all(base_rates):
-        is_base = not same_rates(base_rates[0][at], base_rates[1][at])
+    same_optimizer = [record for record in steps if record.optimizer == steps[step].optimizer]
+    number = step if all(len(rates) == len(steps) for rates in base_rates) else 0
+    if any(record.schedules for record in same_optimizer) and all(base_rates):
+        is_base = not same_rates(base_rates[0][number], base_rates[1][number])
     else:
-        is_base = all(other.rates == same_optimizer[0].rates for other in same_optimizer)
+        is_base = all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
     if is_base:
         cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate)

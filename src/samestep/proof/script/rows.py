@@ -48,7 +48,7 @@ def _same_rows(ranks: Ranks) -> Finding | None:
     for step in common_steps(ranks):
         for number, micro_batches in enumerate(zip(*(rank.steps[step].micro_batches for rank in ranks))):
             first = micro_batches[0].rows
-            if not first or len({*first}) < len(first) or any(other.rows != first for other in micro_batches):
+            if not first or len({*first}) < len(first) or any(batch.rows != first for batch in micro_batches):
                 continue
             passes = [trained(rank) for rank in ranks]
             cause = message("ranks_train_the_same_rows")
@@ -155,9 +155,9 @@ def _own_datasets(passes: Sequence[PassRecord]) -> bool:
     """
     if len({record.length for record in passes}) > 1 or len({record.dataset for record in passes}) > 1:
         return True
-    first, *rest = [_digests_by_index(record) for record in passes]
-    common = set(first).intersection(*rest)
-    pairs = [(first[index], digests[index]) for index in common for digests in rest]
+    first, *of_ranks = [_digests_by_index(record) for record in passes]
+    common = set(first).intersection(*of_ranks)
+    pairs = [(first[index], digests[index]) for index in common for digests in of_ranks]
     tensors = zip(*([a == b for a, b in zip(row, same_index)] for row, same_index in pairs))
     return bool(pairs) and not any(map(all, tensors))
 
@@ -203,10 +203,16 @@ def order(ranks: Ranks) -> Finding:
 def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
     """Finds an epoch whose order is that of the epoch before it, of which a resumed training read the rest."""
     for before, after in pairwise(record for record in rank.passes if record.trained):
-        rest, epoch = indices(before), indices(after)
-        if before.sampler != SKIPS or not rest or not epoch or len(rest) < 3 or rest == sorted(rest):
+        remainder, epoch = indices(before), indices(after)
+        if (
+            before.sampler != SKIPS
+            or not remainder
+            or not epoch
+            or len(remainder) < 3
+            or remainder == sorted(remainder)
+        ):
             continue
-        if len(rest) < len(epoch) and epoch[-len(rest) :] == rest:
+        if len(remainder) < len(epoch) and epoch[-len(remainder) :] == remainder:
             return differs(
                 "order",
                 "rows",
@@ -214,14 +220,14 @@ def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
                 step=_first_step(rank, after),
                 rank=0,
                 expected=message("another_order_than_before"),
-                found=rest[:6],
+                found=remainder[:6],
             )
     return None
 
 
 def _first_step(rank: ScriptRecord, record: PassRecord) -> int | None:
     """Returns the first step that trains batches of a pass."""
-    number = next(number for number, other in enumerate(rank.passes) if other is record)
+    number = next(number for number, known in enumerate(rank.passes) if known is record)
     return next(
         (
             step_number

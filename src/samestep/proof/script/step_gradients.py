@@ -70,9 +70,9 @@ class StepGradients:
         arrays = arrays_of_ranks(record, ranks, step)
         taken, unclipped = (whole_gradients(arrays, kind, first.shards) for kind in (TAKEN, UNCLIPPED))
         micro_batches = max(len(rank.steps[step].micro_batches) for rank in ranks)
-        kept = max(1, min(micro_batches, MICRO_BATCHES))
+        recorded = max(1, min(micro_batches, MICRO_BATCHES))
         shared = [name for name in taken[0] if all(name in of_rank for of_rank in taken)]
-        local = [{name: _local(of_rank, name, kept, taken[0][name]) for name in shared} for of_rank in arrays]
+        local = [{name: _local(of_rank, name, recorded, taken[0][name]) for name in shared} for of_rank in arrays]
         names = [name for name in shared if any(part.any() for of_rank in local for part in of_rank[name])]
         gradients = cls(
             names=names,
@@ -104,8 +104,8 @@ class StepGradients:
 
     def is_own(self, rank: int, name: str, divided_by: int = 1) -> bool:
         """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
-        own = sum(self.local[rank][name], np.zeros(1)) / divided_by
-        return self.size > 1 and self._is_near(self.reduced[rank][name], own, name)
+        computed = sum(self.local[rank][name], np.zeros(1)) / divided_by
+        return self.size > 1 and self._is_near(self.reduced[rank][name], computed, name)
 
     def are_own(self) -> bool:
         """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
@@ -113,8 +113,8 @@ class StepGradients:
 
     def is_partial(self, rank: int, name: str, last: int) -> bool:
         """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
-        own = sum(self.local[rank][name][last + 1 :], np.zeros(1))
-        return self._is_near(self.reduced[rank][name], self._mean(name, slice(last + 1)) + own, name)
+        added = sum(self.local[rank][name][last + 1 :], np.zeros(1))
+        return self._is_near(self.reduced[rank][name], self._mean(name, slice(last + 1)) + added, name)
 
     def is_mean_of(self, rank: int, name: str, micro_batches: slice) -> bool:
         """Whether a gradient is the mean of some of the micro-batches."""
@@ -169,5 +169,5 @@ class StepGradients:
         self.worst = max(distances.values(), default=0.0)
 
 
-def _local(arrays: Mapping[str, Array], name: str, kept: int, like: Array) -> list[Array]:
-    return [arrays.get(LOCAL.format(number, name), np.zeros_like(like)) for number in range(kept)]
+def _local(arrays: Mapping[str, Array], name: str, count: int, like: Array) -> list[Array]:
+    return [arrays.get(LOCAL.format(number, name), np.zeros_like(like)) for number in range(count)]
