@@ -12,10 +12,9 @@ from torch.utils.data import Subset
 
 from command import samestep
 from conformance import jobs_drawn
-from samestep.data.loader import batches
+from samestep.data.loader import Gather, batches
 from samestep.data.pipeline import Span
 from samestep.data.schedule import schedule_of
-from samestep.data.to_device import Gather
 from samestep.engines import single
 from samestep.errors import UserError
 from samestep.rank.meter import Meter

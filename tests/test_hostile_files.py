@@ -17,8 +17,7 @@ from budget import budget
 from hostile_files import ANY, CANARY, CODE, JSON, NPY, NPZ, SAFETENSORS
 from samestep.commands.results_folder import write_into
 from samestep.commands.runs import runs
-from samestep.data.arrays import Arrays
-from samestep.data.windows import Windows
+from samestep.data.arrays import Arrays, Windows
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch.monitor_sampler import MonitorSampler
 from samestep.launch.rank_logs import cut

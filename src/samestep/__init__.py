@@ -8,11 +8,10 @@ from samestep.version import __version__
 if TYPE_CHECKING:
     from samestep.commands.api import collectives, compare, evaluate, run, runs, verify
     from samestep.commands.machine_options import MachineOptions
-    from samestep.data.arrays import Arrays
+    from samestep.data.arrays import Arrays, Windows
     from samestep.data.images import ImageFolder
     from samestep.data.pipeline import Pipeline
     from samestep.data.stream import Stream
-    from samestep.data.windows import Windows
     from samestep.errors import TrainingFailed, UserError
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.recorder.watch import watch
@@ -79,7 +78,7 @@ LATER = {  # name -> its module, imported at its first use: nobody needs all of 
     "UserError": "errors",
     "Verdict": "records.results",
     "Weighted": "job",
-    "Windows": "data.windows",
+    "Windows": "data.arrays",
     "collectives": "commands.api",
     "compare": "commands.api",
     "evaluate": "commands.api",

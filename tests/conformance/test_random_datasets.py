@@ -14,8 +14,7 @@ from conformance import jobs_random
 from conformance.table import EXACT
 from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import Job
-from samestep.data.keyed_random import KeyedRandom
-from samestep.data.loader import Rows, batches
+from samestep.data.loader import KeyedRandom, Rows, batches
 from samestep.data.schedule import schedule_of
 from samestep.world import World
 

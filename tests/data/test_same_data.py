@@ -11,7 +11,7 @@ import pytest
 from budget import deadline
 from command import samestep
 from samestep import Job, UserError
-from samestep.data.same_data import check_same_data
+from samestep.data.fingerprint import check_same_data
 from samestep.testing import ranks
 from samestep.world import World
 
@@ -22,7 +22,7 @@ from dataclasses import replace
 from torch.utils.data import TensorDataset
 from command import samestep
 from samestep import Job, UserError
-from samestep.data.same_data import check_same_data
+from samestep.data.fingerprint import check_same_data
 from samestep.testing import ranks
 from samestep.world import World
 from conformance import jobs_drawn

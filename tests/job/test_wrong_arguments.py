@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from samestep import Job, LRSchedule, Phase, Recipe, UserError
-from samestep.job.other_names import HINTS
+from samestep.job.checks import HINTS
 from samestep.tasks.inspect.job import inspect_job
 
 X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)

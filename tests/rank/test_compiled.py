@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from samestep import Job, Recipe
 from samestep.engine import load, missing
 from samestep.errors import Refused
-from samestep.job.compiled import uncompiled, without_wrappers
+from samestep.job.walk import uncompiled, without_wrappers
 from samestep.tasks.inspect.load import build
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run

@@ -1,27 +1,156 @@
-"""The loader: yields a rank's batches in the schedule's order, on its device, loaded ahead of the training."""
+"""The loader: yields a rank's batches in the schedule's order, on its device, loaded ahead of the training.
+
+Many transforms, torchvision's among them, draw from Python's `random`, numpy's global generator or torch's default one.
+What these give depends on the process and on all that was drawn before, so that another number of ranks or of loader
+workers would be another training. Here each sample is read with the generators seeded by (seed, epoch, index).
+"""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from samestep.data.arrays import Arrays
-from samestep.data.keyed_random import KeyedRandom
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
 from samestep.data.stream import Stream, is_stream
-from samestep.data.to_device import Gather, to_device
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, MicroBatch
 from samestep.job.checks import nested
+from samestep.job.walk import mapped_tensors
 from samestep.world import World
 from samestep.world.heartbeat import NONE, heartbeat
+
+Result = TypeVar("Result")
+
+
+class KeyedRandom:
+    """Seeds the global generators that a dataset draws from, and restores them.
+
+    drawn: the names of those that it has drawn from so far. The others are neither seeded nor restored. Which these are
+    is found by comparing all states before and after each batch.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: frozenset[str] = frozenset()
+
+    def __call__(self, read: Callable[[], Result]) -> Result:
+        """Returns read(), which calls seed() before each sample, and restores the generators.
+
+        A read that is seen to draw from a generator for the first time is repeated, with this generator seeded.
+        """
+        while True:
+            saved = {name: generator.state() for name, generator in GENERATORS.items()}
+            try:
+                result = read()
+            finally:
+                changed = {
+                    name
+                    for name, state in saved.items()
+                    if name in self.drawn or not _same_state(state, GENERATORS[name].state())
+                }
+                for name in changed:
+                    GENERATORS[name].restore(saved[name])
+            if changed <= self.drawn:
+                return result
+            self.drawn |= changed
+
+    def seed(self, *path: int | str) -> None:
+        """Seeds the generators in `drawn` for a path such as (seed, 'sample', epoch, index)."""
+        if self.drawn:
+            number = key(*path)
+            for name in self.drawn:
+                GENERATORS[name].seed(number)
+
+
+class GlobalGenerator(NamedTuple):
+    """A global random generator. restore: takes what `state` returned."""
+
+    seed: Callable[[int], Any]
+    state: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+GENERATORS: Mapping[str, GlobalGenerator] = {
+    "random": GlobalGenerator(random.seed, random.getstate, random.setstate),
+    "numpy": GlobalGenerator(lambda number: np.random.seed(number % 2**32), np.random.get_state, np.random.set_state),
+    # The generator itself: torch.manual_seed also queues a seed for CUDA, which takes 70 µs.
+    "torch": GlobalGenerator(
+        lambda number: torch.default_generator.manual_seed(number),
+        torch.default_generator.get_state,
+        lambda state: torch.default_generator.set_state(state),
+    ),
+}
+
+
+def _same_state(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first[1], np.ndarray):  # numpy's state: a name, the keys, and numbers
+        return bool(first[2:] == second[2:] and np.array_equal(first[1], second[1]))
+    return bool(first == second)
+
+
+def to_device(data: Any, device: str) -> Any:
+    """Returns `data` with every tensor on `device`; unchanged if that is the CPU."""
+    if device == "cpu":
+        return data
+    return mapped_tensors(lambda tensor: tensor.to(device, non_blocking=True), data)
+
+
+@dataclass(frozen=True)
+class PendingCopy:
+    """Data that is being copied to the GPU. copied: recorded after the copy; None where nothing is copied."""
+
+    data: Any
+    copied: torch.cuda.Event | None = None
+
+    def wait(self) -> Any:
+        """Returns the data, and makes the current CUDA stream wait for the copy. Does not block Python.
+
+        The memory belongs to the copying stream; record_stream keeps it allocated until the current one has used it.
+        """
+        if self.copied is not None:
+            training = torch.cuda.current_stream()
+            training.wait_event(self.copied)
+            mapped_tensors(lambda tensor: tensor.record_stream(training), self.data)
+        return self.data
+
+
+class Gather:
+    """A pipeline stage that copies an item's tensors to `device` through pinned memory, on its own CUDA stream.
+
+    On the CPU it copies nothing. Source: "CUDA semantics: use pinned memory buffers", PyTorch's notes;
+    https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.stream = None if device == "cpu" else torch.cuda.Stream(device)
+
+    def __call__(self, data: Any) -> PendingCopy:
+        if self.stream is None:
+            return PendingCopy(data)
+        # The device too: without it, pinning in a thread would open a context on GPU 0 from every rank.
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            on_gpu = mapped_tensors(self._copied, data)
+            copied = torch.cuda.Event()
+            copied.record(self.stream)
+        return PendingCopy(on_gpu, copied)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        # torch's pinned-memory allocator records the copy, and does not reuse the buffer until it is done.
+        return (tensor if tensor.is_cuda else tensor.pin_memory()).to(self.device, non_blocking=True)
+
 
 __all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]
 

@@ -24,17 +24,17 @@ from samestep.job.checks import (
     check_optimizer,
     check_workers,
     nested,
+    refuse_unknown,
     shown,
 )
 from samestep.job.fields import Dataset as Dataset
 from samestep.job.fields import JobFields
-from samestep.job.optimizer import LRSchedule as LRSchedule
-from samestep.job.optimizer import Phase as Phase
-from samestep.job.optimizer import Recipe as Recipe
 from samestep.job.orders import ByLength as ByLength
 from samestep.job.orders import Lanes as Lanes
 from samestep.job.orders import Weighted as Weighted
-from samestep.job.other_names import refuse_unknown
+from samestep.job.phases import LRSchedule as LRSchedule
+from samestep.job.phases import Phase as Phase
+from samestep.job.phases import Recipe as Recipe
 from samestep.job.phases import check_phases, in_turn
 
 

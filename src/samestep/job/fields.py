@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from samestep.job.batch import Batch, StepInfo, apply_to_inputs, output_and_state
-from samestep.job.optimizer import LRSchedule, Phase, Recipe
 from samestep.job.orders import ByLength, Lanes, Weighted
+from samestep.job.phases import LRSchedule, Phase, Recipe
 
 if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
     from torch import Generator, Tensor, nn

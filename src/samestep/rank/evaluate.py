@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.loader import loaded
-from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, first_few, not_per_row, say
 from samestep.job import Batch, Job, LRSchedule, MicroBatch, counts_by_itself, reads_batch

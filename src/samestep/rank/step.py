@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from samestep.data.same_data import gather_from_ranks
+from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.schedule import Schedule, key
 from samestep.errors import Refused
 from samestep.job import Batch, Job, MicroBatch, Phase, output_and_state

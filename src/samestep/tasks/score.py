@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samestep.data.same_data import check_same_data
+from samestep.data.fingerprint import check_same_data
 from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate

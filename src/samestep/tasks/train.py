@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from samestep.data.same_data import check_same_data
+from samestep.data.fingerprint import check_same_data
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.errors import UserError

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from samestep.data.keyed_random import KeyedRandom
-from samestep.data.loader import Rows, fetch, to_device
+from samestep.data.loader import KeyedRandom, Rows, fetch, to_device
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch

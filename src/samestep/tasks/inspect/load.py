@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from samestep.errors import UserError, nearest
 from samestep.job import Job
-from samestep.job.compiled import uncompiled, without_wrappers
+from samestep.job.walk import uncompiled, without_wrappers
 from samestep.world.connections import check_private
 from samestep.world.imports import hiding_files
 

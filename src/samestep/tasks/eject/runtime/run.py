@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from samestep.data.keyed_random import KeyedRandom
+from samestep.data.loader import KeyedRandom
 from samestep.data.schedule import key, schedule_of
 from samestep.job import Batch, Job, MicroBatch
 from samestep.job.checks import nested
