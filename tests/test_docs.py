@@ -90,7 +90,7 @@ def test_a_translated_page_says_the_same(name: str) -> None:
 
 
 def _said(sentence: str | None) -> object:
-    return sentence and {"id": "as_said", "fields": {"text": sentence}}
+    return {"id": "as_said", "fields": {"text": sentence}} if sentence else None
 
 
 def test_the_readmes_table_is_that_of_its_record() -> None:

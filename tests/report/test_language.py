@@ -109,7 +109,8 @@ def test_the_forms_of_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_language_is_that_of_the_option_of_the_variable_or_of_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (language.VARIABLE, *language.LOCALES):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
     assert language.language() == "en"
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     assert language.language() == "zh"

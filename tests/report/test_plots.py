@@ -11,7 +11,7 @@ import pytest
 from example_results import with_row, with_speed, with_step_ms
 
 from samestep.records.results import CompareResults
-from samestep.report import plots, sentences
+from samestep.report import plots, verdicts
 
 SVG = "{http://www.w3.org/2000/svg}"
 FIGURES = [plots.speed, plots.steps, plots.losses]
@@ -44,7 +44,7 @@ def test_a_bar_carries_its_interval_and_n(results: CompareResults) -> None:
 
 def test_a_bar_is_as_long_as_its_median(results: CompareResults) -> None:
     """Lengths from the drawing itself: 'M x0 y0 L x1 y1 …' is a rectangle's path."""
-    results = with_speed(results, 1, high=1.1 * sentences.speed(results.engines[1]).high)
+    results = with_speed(results, 1, high=1.1 * verdicts.speed(results.engines[1]).high)
     lengths = {}
     for group in ElementTree.fromstring(plots.speed(results)).iter(f"{SVG}g"):
         if group.get("id", "").startswith("speed-bar-"):
@@ -54,7 +54,7 @@ def test_a_bar_is_as_long_as_its_median(results: CompareResults) -> None:
                 float(word) for word in path.get("d", "").replace("L", "M").split("M")[1:3] for word in word.split()[:1]
             ]
             lengths[group.get("id")] = across[1] - across[0]
-    medians = [sentences.speed(row).median for row in results.engines[:5]]
+    medians = [verdicts.speed(row).median for row in results.engines[:5]]
     for number, median in enumerate(medians):
         assert lengths[f"speed-bar-{number}"] / lengths["speed-bar-0"] == pytest.approx(median / medians[0], rel=1e-4)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samestep.report.footer import footer
-from samestep.report.sentences import notes, verdict_text
+from samestep.report.verdicts import footer, notes, verdict_text
 
 if TYPE_CHECKING:
     from samestep.records.results import CompareResults

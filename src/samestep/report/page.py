@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from samestep.message import Message
 from samestep.records.results import CompareResults
-from samestep.report import columns, monitor_text, numbers, sentences
-from samestep.report.headline import headline
+from samestep.report import columns, monitor_text, numbers, verdicts
 from samestep.report.matplotlib_settings import import_matplotlib
-from samestep.report.notes import folded
-from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
 from samestep.report.templates import template
+from samestep.report.verdicts import TRAININGS, comparable_rows, folded, headline, label, speed
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
 
@@ -22,10 +21,10 @@ def page(results: CompareResults) -> str:
         headline=headline(results),
         numbers=numbers,
         columns=columns.ON_PAGE,
-        sentences=sentences,
+        verdicts=verdicts,
         monitor_text=monitor_text,
         folded=folded,
-        trainings=TRAININGS,
+        trainings={name: Message(identity) for name, identity in TRAININGS.items()},
         marks=MARKS,
         compared=comparable_rows(results),
         parts=[(label(row), row.step_ms) for row in comparable_rows(results) if row.step_ms and row.step_ms.compute],

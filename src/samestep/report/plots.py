@@ -18,9 +18,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from samestep.errors import printable
 from samestep.records.results import CompareResults, EngineResult
-from samestep.report import sentences
+from samestep.report import verdicts
 from samestep.report.numbers import amount, interval_and_n
-from samestep.report.sentences import comparable_rows, label, verdict_text
+from samestep.report.verdicts import comparable_rows, label, verdict_text
 
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -50,10 +50,10 @@ def speed(results: CompareResults) -> str:
     rows, compared = results.engines, comparable_rows(results)
     with matplotlib.rc_context(STYLE):
         figure, axes = _lanes(rows)
-        right = max((sentences.speed(row).high for row in compared), default=1.0)
+        right = max((verdicts.speed(row).high for row in compared), default=1.0)
         for y, row in enumerate(rows):
             if row not in compared:
-                why = verdict_text(row) + (f": {row.reason}" if row.reason else "")
+                why = f"{verdict_text(row)}: {row.reason}" if row.reason else verdict_text(row)
                 words = shorten(printable(why), 110, placeholder=" …")
                 axes.text(right * 0.01, y, words, va="center", color=GREY, style="italic")
                 continue
@@ -66,7 +66,7 @@ def speed(results: CompareResults) -> str:
 
 
 def _bar(axes: Axes, y: int, row: EngineResult) -> None:
-    measured, exact = sentences.speed(row), row.verdict == "same"
+    measured, exact = verdicts.speed(row), row.verdict == "same"
     median, low, high = measured.median, measured.low, measured.high
     (bar,) = axes.barh(y, median, height=0.56, color=BLUE if exact else PALE, hatch=None if exact else "//")
     bar.set_edgecolor("white")

@@ -6,10 +6,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from samestep.errors import LONGEST_MESSAGE, printable
+from samestep.message import Message
 
 
 def _shown(value: object) -> object:
     """Returns a value as the page shows it: of a text, what acts is an escape. Markup is our own."""
+    value = str(value) if isinstance(value, Message) else value
     is_text = isinstance(value, str) and not isinstance(value, Markup)
     return printable(value, LONGEST_MESSAGE, lines=True) if is_text else value
 

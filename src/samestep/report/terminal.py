@@ -17,7 +17,7 @@ from samestep.records.results import CompareResults, EngineResult
 from samestep.report import columns, numbers
 from samestep.report.columns import Column
 from samestep.report.console import cell
-from samestep.report.sentences import comparable_rows, label, short_verdict, title
+from samestep.report.verdicts import comparable_rows, label, short_verdict, title
 
 STYLES = {
     "same": "green",
