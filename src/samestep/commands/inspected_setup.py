@@ -182,7 +182,7 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
 
 
 def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> str | None:
-    """Returns why the proof cannot judge a training that `first` begins and `continuation` continues; None where it can."""
+    """Returns why the proof cannot judge a training that `first` begins and `continuation` continues; None: it can."""
     assert first.numerics and continuation.numerics
     if (first.numerics.lossy or continuation.numerics.lossy) and first.name != continuation.name:
         lossy = first if first.numerics.lossy else continuation
