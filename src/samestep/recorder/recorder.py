@@ -14,23 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from samestep.recorder import sharding
+from samestep.recorder import patches, sharding
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import scalar_of, terms
 from samestep.recorder.parameters import Parameters
-from samestep.recorder.patches import (
-    Saves,
-    optimizer_of,
-    patch_autocast,
-    patch_autograd,
-    patch_clipping,
-    patch_forwards,
-    patch_scaler,
-    patch_schedulers,
-    patch_zero_grad,
-    trains,
-)
 from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.files import write
@@ -172,21 +160,21 @@ class Recorder:
             begin=self._begin_step, take=self._take, around_call=self._around_closure, end=self._after_step
         )
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
-        self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), Saves()
+        self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
         self.loaders = Loaders(self.timed, self._randoms.begin_pass)
         self._evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
         self._optimizer_steps.attach()
-        patch_forwards(self._around_forward)
-        patch_autograd(self._begin_backward, self._end_backward)
-        patch_clipping(self._clip)
-        patch_scaler(self._unscale)
-        patch_zero_grad(self._zero_grad)
-        patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
+        patches.patch_forwards(self._around_forward)
+        patches.patch_autograd(self._begin_backward, self._end_backward)
+        patches.patch_clipping(self._clip)
+        patches.patch_scaler(self._unscale)
+        patches.patch_zero_grad(self._zero_grad)
+        patches.patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach()
-        patch_schedulers(self._schedulers.append)
+        patches.patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -230,8 +218,8 @@ class Recorder:
             self.parameters.add_frozen(module)
             return call(*args, **kwargs)
         step = len(self.steps)
-        heartbeat.begin(FORWARD if trains(module) else EVALUATION, step)
-        if not trains(module):
+        heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
+        if not patches.trains(module):
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
             return output
@@ -346,7 +334,7 @@ class Recorder:
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
         weights, moved = self.parameters.after_step()
-        schedulers = [scheduler for scheduler in self._schedulers if optimizer_of(scheduler) is optimizer]
+        schedulers = [scheduler for scheduler in self._schedulers if patches.optimizer_of(scheduler) is optimizer]
         self.steps.append(
             StepRecord(
                 optimizer=next(number for number, known in enumerate(self._optimizers) if known is optimizer),
