@@ -66,7 +66,7 @@ EXITS: dict[str, Callable[[str], object]] = {
     "diff": lambda text: show_diff(differing(text)),
     "a table": lambda text: Terminal(width=200).print(Text(text)),
     "a line": lambda text: Terminal(width=200).show_line(text),
-    "a figure": lambda text: progress._line(text),
+    "a figure": lambda text: progress._print(as_said(text)),
 }
 
 
@@ -93,7 +93,7 @@ def test_a_rank_s_line_keeps_its_colours_and_nothing_else(tmp_path: Path, capsys
     shown = capsys.readouterr().err
     assert "\x1b[31mred" in shown and "\x1b[2J" not in shown and "\x07" not in shown and "end" in shown
     assert len(shown) < LONGEST_MESSAGE
-    live._event("[bold]\nrm")
+    live._event(as_said("[bold]\nrm"))
     assert capsys.readouterr().err == "samestep: [red]job[/red]: [bold]\\nrm\n"
 
 

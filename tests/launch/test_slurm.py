@@ -135,7 +135,7 @@ def test_the_signal_before_the_limit_stops_after_a_step(slurm: Slurm, tmp_path: 
     assert slurm.run("scancel", "--signal=USR1", number).returncode == 0
     assert slurm.wait(number, "COMPLETED", "FAILED")["ExitCode"] == "130:0"
     said = (out / f"slurm-{number}.out").read_text()
-    stopped = re.search(r"stopped after step (\d+) of \d+, on request", said)
+    stopped = re.search(r"stopped after step (\d+) of \d+: ", said)
     assert stopped and f"weights.safetensors, of step {stopped[1]}\n" in said
     assert (out / "weights.safetensors").exists()
     assert_nothing_left(slurm)

@@ -146,7 +146,7 @@ def _say_misplaced(arguments: Sequence[str]) -> None:
     """Says that an option of check stands among the script's arguments."""
     options = {flag_of(CheckOptions, field.name) for field in fields(CheckOptions)}
     if first := next((argument for argument in arguments if argument.partition("=")[0] in options), None):
-        say(f"{first} comes after the script and goes to it; options of samestep check stand before the script")
+        say(message("option_comes_after_the_script", option=first))
 
 
 def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int) -> Record:

@@ -288,7 +288,10 @@ def eject(options: EjectOptions) -> int:
         to.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
-    say(f"wrote {to}")
+    from samestep.message import message
+    from samestep.report import language as language
+
+    say(message("file_written", file=to))
     return 0
 
 

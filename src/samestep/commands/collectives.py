@@ -20,6 +20,7 @@ from samestep.errors import UserError, say
 from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command
 from samestep.launch.outer_launcher import LaunchedRank
+from samestep.message import message
 from samestep.proof.collective_values import judge_values
 from samestep.records.collective_table import REDUCTIONS
 from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
@@ -48,7 +49,7 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
     results = _results(options, inspected, launcher, plan, record)
     write_results(results, out)
     replace_text(out / "report.html", collective_page(results))
-    say(f"report: {out / 'report.html'}")
+    say(message("report_written", file=out / "report.html"))
     return results
 
 
@@ -97,7 +98,7 @@ def _launch(options: CollectivesOptions) -> tuple[InspectedSetup, str, Collectiv
     if record.ranks[0].rank == 0:
         return inspected, launcher, plan, record, out
     if rank is None:
-        say(f"this machine's ranks have ended; their logs are in {folder}, the results on the machine of rank 0")
+        say(message("ranks_of_this_machine_have_ended", folder=folder))
     return None
 
 

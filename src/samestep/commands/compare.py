@@ -34,6 +34,7 @@ from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
+from samestep.message import message
 from samestep.proof.judge import judge
 from samestep.proof.one_process import not_one_process, same_as_one
 from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
@@ -72,7 +73,7 @@ def compare_engines(command: str, options: ProofOptions, job: str, typed: str = 
         inspected = inspect_setup(setup)
         if not is_first(inspected.machines):
             count = other_machines.join_launches(inspected, shared_folder(setup.out))
-            say(f"this machine took part in {count} launches; the results are on {inspected.machines.master}")
+            say(message("machine_took_part_in_launches", launches=count, master=inspected.machines.master))
             return None
         folder = results_folder(command, inspected)
         with recorded(folder, words_of(command, options, job)), other_machines.publishing(inspected, folder):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from samestep.errors import TrainingFailed, UserError, say
+from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
     from samestep.records.results import CompareResults
@@ -69,37 +70,34 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
     @functools.wraps(command)
     def wrapper(*args: Any, lang: str = "", **kwargs: Any) -> NoReturn:
         _handle_signals()
-        from samestep.records.files import naming_full_disks  # later: importing it takes longer than a help may
+        # Later: importing them takes longer than a help may.
+        from samestep.records.files import naming_full_disks
+        from samestep.report import language
 
         try:
             if lang:
-                from samestep.report.language import use_language
-
-                use_language(lang)
+                language.use_language(lang)
             _check_current_folder()
             with naming_full_disks():
                 code = command(*args, **kwargs)
         except UserError as error:
             from samestep.commands.results_folder import remove_unused_folders
-            from samestep.report.language import text
 
             remove_unused_folders()
-            say(text(error.message))
+            say(error.message)
             code = 2
         except TrainingFailed as error:
-            from samestep.report.language import text
-
-            say(text(error.message))
+            say(error.message)
             code = 1
         except KeyboardInterrupt:
-            say("interrupted; everything that was started has ended")
+            say(message("command_was_interrupted"))
             code = 130
         except OSError as error:
             remedy = _remedy(error)
             if not remedy:
                 raise
             name = f"{error.filename}: " if error.filename else ""
-            say(f"this machine does not do what is needed here ({name}{error.strerror}); {remedy}")
+            say(message("machine_does_not_do_what_is_needed", error=f"{name}{error.strerror}", remedy=remedy))
             code = 2
         raise typer.Exit(code)
 

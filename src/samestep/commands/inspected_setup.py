@@ -21,6 +21,13 @@ from samestep.records.record import Record
 from samestep.records.results import ContinuedBy, EngineResult, Verdict
 from samestep.world.network import check_interface, check_loopback
 
+# What of an evaluation draws random numbers -> the warning.
+RANDOM_EVALUATION = {
+    "dataset": "evaluation_dataset_draws_random_numbers",
+    "collate": "evaluation_collate_draws_random_numbers",
+    "model": "evaluated_model_draws_random_numbers",
+}
+
 
 @dataclass(frozen=True)
 class InspectedSetup:
@@ -99,22 +106,10 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
             check_loopback()
         cores = os.cpu_count() or 1
         if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
-            say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
+            say(message("more_ranks_than_cores", ranks=local_size, cores=cores))
     if inspection.job and inspection.job.evaluation_draws and (rank is None or rank.rank == 0):
-        say(random_evaluation(inspection.job.evaluation_draws))
+        say(Message(RANDOM_EVALUATION[inspection.job.evaluation_draws[0]]))
     return InspectedSetup(setup, local_size, machines, inspection, continuing)
-
-
-def random_evaluation(draws: Sequence[str]) -> str:
-    """Returns the warning about an evaluation that draws random numbers. draws: what does."""
-    remedies = {
-        "dataset": "give it a dataset without random transforms",
-        "collate": "if collate is the training's, as for MixUp, give another: "
-        "Job(evaluation_collate=torch.utils.data.default_collate)",
-        "model": "let it draw only if self.training",
-    }
-    what = f"the evaluation draws random numbers, in its {draws[0]}"
-    return f"{what}, so that its figures are of changed rows or outputs; {remedies[draws[0]]}"
 
 
 def _machines_to_train_on(setup: Setup) -> Machines:
@@ -124,7 +119,7 @@ def _machines_to_train_on(setup: Setup) -> Machines:
         return machines_of(setup, os.environ)
     except SecondMaster as error:
         its = error.machines
-        say(f"--node-rank 0 is the number of {its.master}, another machine: reporting this mistake to {its.master}")
+        say(message("node_rank_0_is_another_machine", master=its.master))
         rendezvous_address.report_second_master(its.master, its.port, its.nnodes, its.timeout_s)
         raise
 
@@ -182,7 +177,7 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
 
 
 def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> str | None:
-    """Returns why the proof cannot judge a training that `first` begins and `continuation` continues; None: it can."""
+    """Returns why the proof cannot judge a training that two engines take in turn; None where it can."""
     assert first.numerics and continuation.numerics
     if (first.numerics.lossy or continuation.numerics.lossy) and first.name != continuation.name:
         lossy = first if first.numerics.lossy else continuation

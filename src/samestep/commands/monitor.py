@@ -19,6 +19,7 @@ from samestep.commands.command_options import MonitorOptions
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.monitor_sampler import MonitorSampler
+from samestep.message import message
 from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE
 from samestep.records.redaction import redacted
@@ -67,7 +68,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if left:
-        say(f"ended {left} process{'es' * (left > 1)} that the command had left running")
+        say(message("processes_of_the_command_ended", processes=left))
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     _report(folder, sampler, words, code)
     return code
@@ -132,9 +133,9 @@ def _report(folder: Path, sampler: MonitorSampler, words: Sequence[str], code: i
     try:
         replace_text(folder / PAGE, monitor_page(summary, sampler.samples))
     except OSError as error:
-        say(f"{folder / PAGE} cannot be written ({error.strerror})")
+        say(message("monitor_page_not_written", file=folder / PAGE, error=error.strerror))
         return
-    say(f"samples: {folder / CSV}, plot: {folder / PAGE}")
+    say(message("monitor_files_written", samples=folder / CSV, page=folder / PAGE))
 
 
 SAVE, RESTORE, CLEAR = "\x1b7", "\x1b8", "\x1b[2K"

@@ -11,6 +11,7 @@ import psutil
 
 from samestep.commands.inspected_setup import InspectedSetup, Row, layouts_of
 from samestep.errors import UserError, say
+from samestep.message import message
 from samestep.world import resources
 
 # Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
@@ -90,7 +91,15 @@ def check_needs(need: Need, room: Room, device: str) -> None:
             "folder with --out"
         )
     if memory > room.free_memory:
-        say(f"the proof needs {need}; this machine has {_gb(room.free_memory)} of memory free: close other programs")
+        say(
+            message(
+                "proof_needs_more_memory_than_is_free",
+                memory_gb=need.memory / 1e9,
+                disk_gb=need.disk / 1e9,
+                seconds=need.seconds,
+                free_gb=room.free_memory / 1e9,
+            )
+        )
 
 
 def _gb(count: float) -> str:

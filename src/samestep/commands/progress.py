@@ -22,6 +22,7 @@ from rich.text import Text
 
 from samestep.errors import LONGEST_LINE, SAID_BY, message_in, printable, say
 from samestep.launch.rank_logs import RankOutput, name
+from samestep.message import Message, as_said, message
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
@@ -79,7 +80,7 @@ class Launches(_Live):
         """Shows a phase and how many launches are done; without a terminal, a line now and then."""
         if self.progress.disable and time.monotonic() - self.printed_at > self.PRINT_EVERY_S:
             self.printed_at = time.monotonic()
-            say(f"{phase} (launch {min(done + 1, total)} of {total})")
+            say(message("launch_goes_on", launch=phase, number=min(done + 1, total), launches=total))
         self.progress.update(self.task, description=phase, completed=done, total=total)
 
 
@@ -111,21 +112,22 @@ class Training(_Live):
         self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
-            why = f"a rank has died, and {self.launcher} has restarted all ranks"
+            restart = {"launcher": self.launcher, "restart": self.attempt}
             if self.ranks and now.ranks not in (0, self.ranks):
-                ranks = f"{now.ranks} instead of {self.ranks} ranks"
-                why = f"machines have left or joined: {self.launcher} continues on {ranks}"
-            self._event(f"{why} (restart {self.attempt})")
+                self._event(message("machines_have_left_or_joined", ranks=now.ranks, before=self.ranks, **restart))
+            else:
+                self._event(message("rank_died_and_all_were_restarted", **restart))
         self.ranks = now.ranks or self.ranks
         phase = now.activity
         if self.phase is not None and phase != self.phase:
             self.phase = phase
-            self._event(PHASES.get(phase, phase))
-        self.progress.update(self.task, description=f"{self.title}: {PHASES.get(phase, phase)}")
+            self._event(Message(ACTIVITIES[phase]) if phase in ACTIVITIES else as_said(phase))
+        activity = str(Message(ACTIVITIES[phase])) if phase in ACTIVITIES else phase
+        self.progress.update(self.task, description=f"{self.title}: {activity}")
         for entry in now.curve[self.evaluated :]:
             self.evaluated += 1
             if self.phase is not None and entry["step"] > now.resumed_from:
-                self._event(f"after step {entry['step']:.0f}: {_means(entry)}")
+                self._event(message("evaluated_after_step", step=entry["step"], means=_means(entry)))
         if now.done is not None:
             left = self.eta.after(now.done, now.steps, time.monotonic())
             facts = f"{now.samples:,} samples  loss {now.loss:.4f}" + (f"  {left} left" if left else "")
@@ -133,7 +135,7 @@ class Training(_Live):
             due = time.monotonic() - self.printed_at > self.PRINT_EVERY_S
             if self.phase is not None and self.progress.disable and due:
                 self.printed_at = time.monotonic()
-                self._event(f"step {now.done} of {now.steps}  {facts}")
+                self._event(message("step_taken", step=now.done, steps=now.steps, facts=facts))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -148,10 +150,10 @@ class Training(_Live):
             self.probed_at = time.monotonic()
             if why := why_not_writable(self.folder):
                 self.writable = False
-                self._event(f"progress cannot be written: {self.folder}: {why}; the training goes on")
+                self._event(message("progress_cannot_be_written", folder=self.folder, why=why))
 
-    def _event(self, sentence: str) -> None:
-        self.console.show_line(f"samestep: {self.title}: {sentence}")
+    def _event(self, said: Message) -> None:
+        self.console.show_line(f"samestep: {self.title}: {language.text(said)}")
 
     def _line(self, ranks: list[int], text: str) -> None:
         if text.startswith(SAID_BY) and (said := message_in(text.removeprefix(SAID_BY))):
@@ -162,7 +164,7 @@ class Training(_Live):
 
 
 BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
-PHASES = {"starting": "starting the ranks", "run": "training", "evaluate": "evaluation"}
+ACTIVITIES = {"starting": "ranks_are_started", "run": "training_goes_on", "evaluate": "evaluation_goes_on"}
 
 
 def show_comparison(results: CompareResults) -> None:
@@ -174,47 +176,56 @@ def show_comparison(results: CompareResults) -> None:
     for line in report.footer(results):
         # A line with a command is pasted: the terminal may wrap it, a line's end in it may not.
         console.print(cell(line), soft_wrap="install" in line)
-    last = [f"report: {results.report}"]
+    console.show_line(language.text(message("report_written", file=results.report)))
     if results.job == BUILT_IN:
-        last.append("next:   samestep verify my_job.py    (your own job: docs/job.md; from a script: docs/porting.md)")
-    for line in last:
-        console.show_line(line)
+        console.show_line(language.text(message("next_is_your_own_job")))
 
 
 def show_training(results: RunResults) -> None:
     """Prints the results of a training."""
     if results.stopped:
-        why = "on request" if results.stopped == "requested" else "because the evaluations did not improve"
-        _line(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
-    taken = results.steps - results.resumed_from
-    ranks, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (taken, "step")))
-    loss = "none" if results.final_loss is None else f"{results.final_loss:.4f}"
-    before = f", after {results.resumed_from} of an earlier launch" if results.resumed_from else ""
-    _line(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s{before}, final loss {loss}")
+        requested = results.stopped == "requested"
+        why = message("stopped_on_request" if requested else "stopped_without_improvement")
+        _print(message("training_stopped_early", step=results.steps, steps=results.asked_steps, why=why))
+    _print(
+        message(
+            "training_has_taken_steps",
+            engine=results.engine,
+            ranks=results.world_size,
+            steps=results.steps - results.resumed_from,
+            seconds=results.seconds,
+            earlier=results.resumed_from or None,
+            loss=None if results.final_loss is None else f"{results.final_loss:.4f}",
+        )
+    )
     if results.evaluation:
-        _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+        _print_evaluation(results.evaluation_rows, results.evaluation)
     if results.skipped_steps:
-        _line(f"skipped steps, whose gradients were not finite: {results.skipped_steps}")
+        _print(message("steps_were_skipped", steps=results.skipped_steps))
     if results.advice:
-        _line(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
-    _line(f"weights: {results.weights}, of step {results.weights_of_step}")
+        _print(message("training_waited_for_data", share=results.wait_share, advice=results.advice))
+    _print(message("weights_written", file=results.weights, step=results.weights_of_step))
     if results.export:
-        _line(f"export: {results.export}")
+        _print(message("export_written", folder=results.export))
     if results.monitor:
-        _line(f"resource usage: {results.monitor}")
+        _print(message("resource_usage_written", file=results.monitor))
     for trace in results.traces:
-        _line(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
+        _print(message("trace_written", file=trace))
 
 
 def show_evaluation(results: EvaluateResults) -> None:
     """Prints the results of an evaluation."""
-    _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    _print_evaluation(results.evaluation_rows, results.evaluation)
     if results.predictions:
-        _line(f"predictions: {results.predictions}")
+        _print(message("predictions_written", file=results.predictions))
 
 
-def _line(text: str) -> None:
-    print(printable(text))
+def _print(said: Message) -> None:
+    print(printable(language.text(said)))
+
+
+def _print_evaluation(rows: int, means: Mapping[str, float]) -> None:
+    _print(message("rows_were_evaluated", rows=rows, means=_means(means)))
 
 
 def _means(values: Mapping[str, float]) -> str:
@@ -239,8 +250,9 @@ def show_runs(runs: Sequence[PastRun]) -> None:
     console.print(table)
     for run in runs:
         lines = [str(run.reason)] if run.reason else []
-        lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
-        lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []
+        lines += [str(message("newest_checkpoint", folder=run.checkpoint))] if run.checkpoint else []
+        if run.line:
+            lines.append(str(message("line_that_continues" if run.continues else "line_that_repeats", line=run.line)))
         for line in ["", Path(run.folder).name, *(f"  {line}" for line in lines)] if lines else []:
             console.show_line(line)
 

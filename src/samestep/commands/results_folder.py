@@ -20,7 +20,7 @@ from samestep.commands.machines import is_first
 from samestep.commands.options import arguments
 from samestep.errors import TrainingFailed, UserError, printable_message, say
 from samestep.launch.outer_launcher import LaunchedRank
-from samestep.message import Message, as_said
+from samestep.message import Message, as_said, message
 from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, replace_by, why_not_writable, write
 from samestep.records.plan import RunTask
@@ -326,13 +326,16 @@ def finished_results(out: Path, training: RunTask, words: tuple[str, ...]) -> Ru
     return None
 
 
-def already_finished(out: Path, results: RunResults) -> str:
-    """Returns the sentence about a training that has nothing left to do."""
-    why = ", its evaluations did not improve" if results.stopped == "early" else ""
-    ranks = f"{results.world_size} rank{'s' if results.world_size > 1 else ''}"
-    return (
-        f"already finished: {out} holds this training's {results.steps} steps, of {results.engine} on {ranks}{why}; to "
-        "train again, give another folder with --out"
+def already_finished(out: Path, results: RunResults) -> Message:
+    """Returns the note about a training that has nothing left to do."""
+    early = results.stopped == "early"
+    return message(
+        "training_has_finished_before",
+        folder=out,
+        steps=results.steps,
+        engine=results.engine,
+        ranks=results.world_size,
+        why=message("stopped_without_improvement") if early else None,
     )
 
 

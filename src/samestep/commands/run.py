@@ -31,7 +31,7 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.outer_launcher import LaunchedRank
-from samestep.message import as_said
+from samestep.message import as_said, message
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
 from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
@@ -115,7 +115,7 @@ def _launch(
     folder = launch_folder(out, inspected, rank, dry_run=dry_run)
     row, to_start, plan = prepare(inspected, training, folder, rank)
     if inspected.setup.nproc and row.facts.replicas < inspected.size and (rank is None or rank.rank == 0):
-        say(f"{row.engine} trains on one rank: --nproc {inspected.setup.nproc} is not used; leave it out")
+        say(message("engine_trains_on_one_rank", engine=row.engine, nproc=inspected.setup.nproc))
     if dry_run:
         print(f"{_line_that_writes(folder / PLAN, plan)} && {shell_line(to_start)}")
         return None
@@ -125,7 +125,7 @@ def _launch(
     if record.ranks[0].rank == 0:
         return inspected, row, record, out, training
     if rank is None:
-        say(f"this machine's ranks have succeeded; their logs are in {folder}, the results on the machine of rank 0")
+        say(message("ranks_of_this_machine_have_ended", folder=folder))
     return None
 
 
@@ -318,7 +318,7 @@ def _traces(out: Path, record: Record, step: RunTask) -> tuple[str, ...]:
     began = record.plan().started_at - 1  # a file system may round times
     traces = [path for path in sorted(out.glob(f"**/{TRACES}/steps*.json.gz")) if path.stat().st_mtime >= began]
     if not traces:
-        say(f"--profile: no trace: steps {step.profile[0]} to {step.profile[1]} were not taken by this launch")
+        say(message("profiled_steps_were_not_taken", first=step.profile[0], last=step.profile[1]))
     return tuple(map(str, traces))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.message import as_said
+from samestep.message import message
 from samestep.records.files import write
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
 from samestep.world.nvidia import Gpus
@@ -94,12 +94,12 @@ class MonitorSampler:
             self._file = None
         notes = []
         if self._gpus.missing not in ("", "no driver"):
-            notes.append(f"what the GPUs do is not known: NVML is {self._gpus.missing} (pip install nvidia-ml-py)")
+            notes.append(message("gpus_are_not_monitored", nvml=self._gpus.missing))
         if not self._readable:
-            notes.append("disk bytes of processes of other users, as under sudo, are not known")
+            notes.append(message("disk_bytes_of_other_users_are_unknown"))
         started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - self.samples[-1].seconds))
         summary = replace(
-            summary_of(self.samples, monitor_s=self.cost_s, notes=[as_said(note) for note in notes]),
+            summary_of(self.samples, monitor_s=self.cost_s, notes=notes),
             command=tuple(command),
             exit_code=exit_code,
             started=started,
