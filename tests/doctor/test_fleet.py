@@ -35,6 +35,7 @@ from samestep.launch.outer_launcher import launched_rank
 from samestep.launch.rendezvous_address import rendezvous_of
 from samestep.world import network
 
+OTHER_TOKEN = "another token of a doctor"
 INFO = LaunchInfo(nproc=2, nnodes=3, master="h0", port=29500)
 PORTS = (("10.0.0.1", 40001), ("10.0.0.2", 40002))
 TRIAL = Trial(
@@ -127,7 +128,7 @@ def test_strangers_keep_no_machine_waiting() -> None:
     ((found, greeting),) = arriving.wait(1, budget())
     assert (greeting.nproc, greeting.probed, found.addresses) == (2, (Probed("clock"),), ("127.0.0.1", "127.0.0.1"))
     with pytest.raises(UserError, match="SAMESTEP_TOKEN"):
-        connect(info, [], budget(), "another token of a doctor")
+        connect(info, [], budget(), OTHER_TOKEN)
     wait_until(lambda: arriving.strangers == ["127.0.0.1"], "the stranger is not counted")
     assert not arriving.wait(1, 0.0)
     for end in (connection, found, machine, arriving, *silent):
@@ -175,7 +176,7 @@ def test_bytes_go_to_a_machine_of_this_doctor_alone() -> None:
     """A port of another program gets a line; a stranger's stream is not counted."""
     sink = throughput.Sink("127.0.0.1", TOKEN)
     assert throughput.send("127.0.0.1", sink.port, 0.3, TOKEN).received > 0
-    assert throughput.send("127.0.0.1", sink.port, 0.3, "another token of a doctor").failure
+    assert throughput.send("127.0.0.1", sink.port, 0.3, OTHER_TOKEN).failure
     sink.close()
     got = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as server:
