@@ -10,7 +10,7 @@ import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
-from samestep.proof.script.replay import judge_replay
+from samestep.proof.script.replay import drifts, judge_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
@@ -214,3 +214,16 @@ def test_why_there_is_no_replay_is_said_and_other_micro_batches_are_named(tmp_pa
     found = Case(tmp_path / "b", found=ReplayRecord(why, micro_batches=3)).judge()[MICRO]
     figures = {"micro_batches": 1, "ranks": 2, "replayed": 3, "together": 2}
     assert (found.answer, found.message) == ("differs", message("accumulation_depends_on_ranks", **figures))
+
+
+@pytest.mark.parametrize(
+    ("apart", "found"),
+    [
+        ([2e-9, 2e-9, 2e-9, 2e-7, 1.4e-4, 2e-2], True),  # a transformer at a high rate
+        ([2e-9, 2e-9, 2e-2], False),
+        ([2e-9, 2e-9, 1e-3, 2e-2], False),
+        ([1e-5, 1e-4, 1e-3, 2e-2], False),
+    ],
+)
+def test_rounding_that_grows_is_no_mistake(apart: list[float], found: bool) -> None:
+    assert drifts(apart) is found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from samestep.message import Message, message
-from samestep.proof.script import judge, with_replay
+from samestep.proof.script import first_divergence, judge, with_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
+from samestep.records.results import Divergence
 from samestep.records.script import (
     CheckResults,
     Finding,
@@ -107,6 +109,30 @@ def judged(
 def finding_of(results: CheckResults, question: Question) -> Finding:
     (finding,) = [finding for finding in results.findings if finding.question == question]
     return finding
+
+
+def ranks_of(
+    folder: Path, kind: str = "mean", micro_batches: int = 1, weight: float | None = None
+) -> list[ScriptRecord]:
+    judged(folder, kind, micro_batches, weight)
+    return [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(SIZE)]
+
+
+def found(ranks: Sequence[ScriptRecord], folder: Path, question: Question) -> Finding:
+    return finding_of(judge(ScriptPlan(str(folder), 0.0, "train.py", (), STEPS), ranks, Record(folder)), question)
+
+
+def with_steps(rank: ScriptRecord, **changed: object) -> ScriptRecord:
+    return replace(rank, steps=[replace(step, **changed) for step in rank.steps])  # type: ignore[arg-type]
+
+
+def with_losses(rank: ScriptRecord, *losses: LossRecord) -> ScriptRecord:
+    batches = [[replace(batch, losses=list(losses)) for batch in step.micro_batches] for step in rank.steps]
+    return replace(rank, steps=[replace(step, micro_batches=of_step) for step, of_step in zip(rank.steps, batches)])
+
+
+def recorded(folder: Path) -> list[ScriptRecord]:
+    return [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(SIZE)]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -204,3 +230,38 @@ def test_one_rank_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert judged(tmp_path, "mean", 3).answer == "right"
     found = judged(tmp_path, "mean", 3, 1.0).first_divergence
     assert found and found.cause == message("loss_not_divided_by_accumulation", micro_batches=3)
+
+
+@pytest.mark.parametrize("question", ["steps", "initial weights", "gradient", "loss weight", "weights"])
+def test_without_an_answer_that_a_proof_needs_nothing_is_proven(question: Question, tmp_path: Path) -> None:
+    results = judged(tmp_path, "mean")
+    assert with_replay(results, []).answer == "right"
+    without = [finding for finding in results.findings if finding.question != question]
+    assert with_replay(replace(results, findings=without), []).answer == "unknown"
+    unknown = replace(finding_of(results, question), answer="unknown")
+    assert with_replay(replace(results, findings=[*without, unknown]), []).answer == "unknown"
+
+
+def test_the_first_divergence_is_that_of_the_earliest_step() -> None:
+    said = message("one_rank")
+
+    def at(question: Question, step: int | None) -> Finding:
+        return Finding(question, "differs", said, Divergence("script", step, question, None, None, None, None))
+
+    several = [at("rows", 2), at("gradient", 1), at("rate", 1)]
+    first = first_divergence(several)
+    assert first and first.quantity == "gradient"
+    first = first_divergence([*several, at("weights", None)])
+    assert first and first.quantity == "weights"
+    assert first_divergence([Finding("rows", "right", said)]) is None
+
+
+def test_buffers_of_each_rank_are_noted_and_the_share_of_recording_is_told(tmp_path: Path) -> None:
+    ranks = [
+        replace(rank, buffers={"bn.running_mean": rank.rank}, notes=[message("loader_not_read")])
+        for rank in ranks_of(tmp_path)
+    ]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
+    note = message("statistics_of_each_rank", buffer="bn.running_mean")
+    assert results.notes == [message("loader_not_read"), note]
+    assert results.record_share == pytest.approx(0.1 / (0.1 * STEPS))

@@ -1,0 +1,111 @@
+"""Which rows the ranks train, on records that are made up. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proof.script.test_script import ROWS, judged, ranks_of, recorded
+from samestep.message import Message, message
+from samestep.proof.script.rows import rows
+from samestep.records.script import (
+    PassRecord,
+    ScriptRecord,
+)
+
+
+def with_pass(rank: ScriptRecord, own: Sequence[int], digest: str = "x", length: int = ROWS) -> ScriptRecord:
+    digests = [[f"{digest} {index}"] for index in own[:6]]
+    seen = PassRecord(0, length, 3, [[index] for index in own[:6]], list(own[6:]), digests, 4, "DistributedSampler")
+    return replace(rank, passes=[seen])
+
+
+def epoch_of(read: int, twice: int | None = None, dropped: int | None = None) -> Message:
+    return message("epoch_reads_rows", read=read, rows=24, twice=twice, dropped=dropped)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "digests", "answer", "said"),
+    [
+        (range(0, 24, 2), range(1, 24, 2), "xx", "right", epoch_of(24)),
+        (range(12), range(12, 23), "xx", "right", epoch_of(23, dropped=1)),
+        (range(13), range(12, 24), "xx", "right", epoch_of(24, twice=1)),
+        (range(12), range(6, 18), "xx", "differs", message("samplers_do_not_share_one_order")),
+        (range(8), range(8, 16), "xx", "differs", message("rows_read_by_no_rank", missing=8, rows=24)),
+        (range(24), range(24), "xx", "differs", message("rows_not_shared_out")),
+        (range(24), range(24), "xy", "right", message("each_rank_has_its_own_dataset")),
+        ([0] * 12, range(12, 24), "xx", "unknown", message("rows_drawn_with_replacement", rows=11)),
+    ],
+    ids=["shared", "dropped", "padded", "overlap", "left out", "all", "own datasets", "replacement"],
+)
+def test_rows_that_are_shared_out(
+    first: Sequence[int], second: Sequence[int], digests: str, answer: str, said: Message, tmp_path: Path
+) -> None:
+    ranks = ranks_of(tmp_path)
+    finding = rows([with_pass(ranks[0], [*first], digests[0]), with_pass(ranks[1], [*second], digests[1])])
+    assert (finding.answer, finding.message) == (answer, said)
+
+
+@pytest.mark.parametrize(("length", "answer"), [(ROWS, "differs"), (2, "differs"), (1, "right")])
+def test_all_rows_in_one_batch_of_each_rank_are_not_shared_out(length: int, answer: str, tmp_path: Path) -> None:
+    """Of one row a sampler gives it to each rank, as padding."""
+    seen = PassRecord(
+        0, length, 256, [[*range(length)]], [], [[f"x {row}"] for row in range(length)], 1, "RandomSampler"
+    )
+    finding = rows([replace(rank, passes=[seen]) for rank in ranks_of(tmp_path)])
+    assert (finding.answer, finding.message.id == "rows_not_shared_out") == (answer, answer == "differs")
+
+
+@pytest.mark.parametrize(("same", "answer"), [(4, "right"), (10, "differs")])
+def test_without_indices_rows_are_compared_by_content(same: int, answer: str, tmp_path: Path) -> None:
+    """Of 12 rows a rank; in other steps, so that no step has the same rows on both."""
+    ranks = [replace(rank, passes=[]) for rank in ranks_of(tmp_path)]
+    every = [row for step in ranks[0].steps for row in step.micro_batches[0].rows]
+    others = [row for step in ranks[1].steps for row in step.micro_batches[0].rows]
+    moved = [*every[3:], *every[:3]][:same] + others[same:]
+    steps = [
+        replace(step, micro_batches=[replace(step.micro_batches[0], rows=moved[3 * n : 3 * n + 3])])
+        for n, step in enumerate(ranks[1].steps)
+    ]
+    assert rows([ranks[0], replace(ranks[1], steps=steps)]).answer == answer
+
+
+@pytest.mark.parametrize(("first", "answer"), [(0, "right"), (6, "differs")])
+def test_rows_that_own_datasets_share_are_named(first: int, answer: str, tmp_path: Path) -> None:
+    """Each rank has a dataset of 12 rows; rank 1's begins with `first` rows of rank 0's, at other indices."""
+    judged(tmp_path, "mean")
+    own = [[f"0 {row}" for row in range(12)], [f"0 {row}" for row in reversed(range(first))]]
+    own[1] += [f"1 {row}" for row in range(12 - first)]
+    ranks = [
+        replace(of, passes=[PassRecord(0, 12, 1, [[i] for i in range(12)], [], [[row] for row in own[of.rank]], 12)])
+        for of in recorded(tmp_path)
+    ]
+    found = rows(ranks)
+    assert found.answer == answer, found
+    assert answer == "right" or found.message.id == "datasets_of_the_ranks_overlap"
+
+
+@pytest.mark.parametrize(
+    ("labels", "datasets", "answer"),
+    [
+        ("0123", ("", ""), "differs"),  # augmented pictures of the same rows
+        ("0132", ("", ""), "right"),  # other rows, of which some have the same label
+        ("0123", ("a", "b"), "right"),
+        ("0123", ("a", "a"), "differs"),
+    ],
+)
+def test_a_rank_has_a_dataset_of_its_own_where_the_same_index_is_another_row(
+    labels: str, datasets: tuple[str, str], answer: str, tmp_path: Path
+) -> None:
+    """Each rank reads all of its 12 rows; the first four of each rank are seen."""
+    judged(tmp_path, "mean")
+    known = [[[f"{rank} {i}", label] for i, label in enumerate(of)] for rank, of in enumerate(("0123", labels))]
+    ranks = [
+        replace(of, passes=[PassRecord(0, 12, 1, [[i] for i in range(4)], [*range(4, 12)], seen, 4, dataset=name)])
+        for of, seen, name in zip(recorded(tmp_path), known, datasets)
+    ]
+    found = rows(ranks)
+    assert found.answer == answer, found
