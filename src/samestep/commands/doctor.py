@@ -206,7 +206,8 @@ def _probe_in_worker(info: LaunchInfo, probes: Sequence[Probe]) -> list[Probed]:
     try:
         return list(ask_probes(ProbeQuestion(info, names), WORKER_S).probed)
     except (TrainingFailed, UserError) as error:  # a torch that does not import ends the worker
-        why = text(error.message, "en")
+        # The worker's last line is its exception; there is none where it has taken too long.
+        why = str(error.message.fields.get("last_line") or text(error.message, "en"))
         facts = {"torch_build": as_json(TorchBuild(why))}
         return [Probed(name, facts.get(name), "" if name in facts else why) for name in names]
 
