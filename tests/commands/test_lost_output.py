@@ -44,5 +44,5 @@ def test_a_table_of_which_only_the_head_is_read(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_told() -> None:
     with open("/dev/full", "w") as full:
         command = typed("eject", *DIGITS, both=False, out=full.fileno())
-        assert command.stderr and "No space left on device" in command.stderr.read()
+        assert command.stderr and "No space left" in command.stderr.read()
         assert command.wait(budget()) != 0

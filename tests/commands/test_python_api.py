@@ -75,7 +75,7 @@ def test_a_function_that_cannot_travel_is_one_sentence(tmp_path: Path) -> None:
     def job() -> object:
         return lock
 
-    with pytest.raises(samestep.UserError, match="the job cannot be pickled for other processes"):
+    with pytest.raises(samestep.UserError, match="cannot be pickled"):
         samestep.verify(job, "single", nproc=1, out=tmp_path / "out")
 
 
@@ -89,11 +89,11 @@ def test_collectives_are_measured(tmp_path: Path) -> None:
 
 
 def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:
-    with pytest.raises(samestep.UserError, match="there is no engine 'dpp'; did you mean 'ddp'"):
+    with pytest.raises(samestep.UserError, match="no engine 'dpp'"):
         samestep.verify("digits", "dpp")
-    with pytest.raises(samestep.UserError, match="raised while it was built"):
+    with pytest.raises(samestep.UserError, match="it was built"):
         samestep.verify(f"{JOBS}:raises_when_built", "ddp", out=tmp_path / "a")
-    with pytest.raises(samestep.TrainingFailed, match="rank 1 failed: RuntimeError: the data of step 3 is bad"):
+    with pytest.raises(samestep.TrainingFailed, match="rank 1 failed"):
         samestep.run(f"{JOBS}:raises_on_rank_1", "ddp", nproc=2, launcher="fork", out=tmp_path / "b")
     assert local_pids(tmp_path / "b") and not live_local_ranks(tmp_path / "b")
 
@@ -109,7 +109,7 @@ def test_a_training_and_its_evaluation(tmp_path: Path) -> None:
     assert scored and scored.evaluation["loss"] == pytest.approx(trained.evaluation["loss"], rel=1e-6)
     assert scored.predictions == predictions and Path(predictions).exists()
     assert samestep.run(job, nproc=2, launcher="fork", best="loss", out=out) == trained  # it has finished already
-    with pytest.raises(samestep.UserError, match=r"weights\.safetensors exists, and a new training would replace it"):
+    with pytest.raises(samestep.UserError, match=r"weights\.safetensors exists"):
         samestep.run(job, nproc=2, launcher="fork", best="loss", out=out, resume="never")
     again = samestep.run(job, nproc=1, launcher="fork", init=trained.weights, out=out + "3")
     assert again and again.init and again.init.file == trained.weights
@@ -185,9 +185,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     verify()
     with pytest.MonkeyPatch.context() as patch:
         fill(patch, "results.json")
-        with pytest.raises(
-            samestep.UserError, match=r"out/results\.json cannot be written \(No space left on device\)"
-        ):
+        with pytest.raises(samestep.UserError, match=r"out/results\.json cannot be"):
             verify()
     verify()
 

@@ -192,7 +192,7 @@ def test_the_table_fits(root: Path, capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
         package.runs(tmp_path / "nowhere")
 
 

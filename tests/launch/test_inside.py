@@ -60,14 +60,14 @@ def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> 
     done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--engine", engine, "--out", str(out)], cwd)
     assert done.returncode == 0, done.stderr
     assert_none_ran(folder)
-    assert done.stdout.count(f"{engine} on 2 ranks: 8 steps") == 1
+    assert done.stdout.count(f"{engine} ranks: 8 steps") == 1
     assert (out / "weights.safetensors").read_bytes() == weights
     assert {path.name for path in out.glob("rank-*/rank*.log")} == {"rank0.log", "rank1.log"}
 
 
 def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
     done = typed([*AROUND["torchrun -m"], "verify", "digits", "--out", str(tmp_path / "out")])
-    assert "verify starts its ranks itself, and torchrun has started several copies" in done.stderr
+    assert "torchrun has started" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -122,7 +122,7 @@ def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [2, 2], said
-    assert all("ranks 0 and 1 on" in text and "both have local rank 0" in text for text in said), said
+    assert all("0 and 1" in text and "local rank 0" in text for text in said), said
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=CHECK), pytest.param("spawn", marks=FULL)])

@@ -135,13 +135,13 @@ def test_a_torchrun_in_each_task_and_the_line_that_starts_one_on_each_machine(
 
 def test_once_on_each_machine_is_not_once_in_each_task() -> None:
     for nnodes in (None, 2, 4):
-        with pytest.raises(UserError, match=r"--ntasks=2 --ntasks-per-node=1 and with --nnodes 2"):
+        with pytest.raises(UserError, match=r"--ntasks=2 --ntasks-per-node=1"):
             refuse_to_start_more(TWO_EACH, nnodes)
-    with pytest.raises(UserError, match="once on each machine, with --nnodes 2"):
+    with pytest.raises(UserError, match="machine, with --nnodes"):
         refuse_to_start_more(ONE_EACH, None)
     refuse_to_start_more(ONE_EACH, 2)  # as that line starts it
     assert (srun.node_rank(ONE_EACH, 2), srun.node_rank(TWO_EACH, 4)) == (1, None)
-    with pytest.raises(UserError, match=r"run it without mpirun$"):
+    with pytest.raises(UserError, match=r"without mpirun$"):
         refuse_to_start_more(MPIRUN, 2)
 
 

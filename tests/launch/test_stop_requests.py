@@ -59,7 +59,7 @@ def test_the_ranks_are_sent_one_signal_and_again_after_a_restart(
         assert sent == [signal.SIGUSR2]
         requests.forward(Progress(done=0, attempt=1))
         assert sent == [signal.SIGUSR2] * 2
-    assert capsys.readouterr().err.count("stopping after a step") == 1
+    assert capsys.readouterr().err.count("samestep: ") == 1
 
 
 @pytest.mark.parametrize("number", SIGNALS)

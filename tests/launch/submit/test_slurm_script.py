@@ -43,7 +43,7 @@ def test_script(case: str) -> None:
     ],
 )
 def test_no_value_adds_a_line(setting: str, out: str, option: str) -> None:
-    with pytest.raises(UserError, match="holds a line break or another control character"):
+    with pytest.raises(UserError, match="a line break"):
         slurm_script(Training("digits", 1, 1, 0, "ddp", settings=[setting]), Path(out), "30:00", [option])
 
 
@@ -66,7 +66,7 @@ def test_on_one_machine_the_line_is_one_that_run_takes(tmp_path: Path) -> None:
 
 def test_without_slurm_a_sentence_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"sbatch is not installed here; type `sbatch x\.sh` where Slurm is"):
+    with pytest.raises(UserError, match=r"`sbatch x\.sh`"):
         sbatch(Path("x.sh"))
 
 
