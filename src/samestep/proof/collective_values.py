@@ -54,7 +54,15 @@ def _wrong(case: Case, holders: Mapping[int, RankValues]) -> list[WrongValue]:
 
 
 def _wrong_value(case: Case, rank: int, expected: str, found: str) -> WrongValue:
-    return WrongValue(case.collective, case.dtype, case.reduction, case.group, rank, expected, found)
+    return WrongValue(
+        case.collective,
+        case.dtype,
+        case.reduction,
+        group=case.group,
+        rank=rank,
+        expected=expected,
+        found=found,
+    )
 
 
 def _same(case: Case, expected: Tensors, received: Tensors) -> bool:
@@ -62,13 +70,13 @@ def _same(case: Case, expected: Tensors, received: Tensors) -> bool:
     if case.reduction != "avg" or case.dtype not in FLOATING:
         return expected == received
     slack = 4 * EPSILON.get(case.dtype, EPSILON["float32"])
-    return [len(each) for each in expected] == [len(each) for each in received] and all(
-        math.isclose(one, other, rel_tol=slack) for pair in zip(expected, received) for one, other in zip(*pair)
+    return list(map(len, expected)) == list(map(len, received)) and all(
+        math.isclose(want, got, rel_tol=slack) for pair in zip(expected, received) for want, got in zip(*pair)
     )
 
 
 def _shown(tensors: Tensors) -> str:
-    return str([[int(x) if float(x).is_integer() else x for x in each] for each in tensors])
+    return str([[int(x) if float(x).is_integer() else x for x in tensor] for tensor in tensors])
 
 
 def _unsupported(refused: Sequence[tuple[Case, str]], tried: Counter[str], backend: str) -> list[Unsupported]:
@@ -76,22 +84,22 @@ def _unsupported(refused: Sequence[tuple[Case, str]], tried: Counter[str], backe
 
     tried: how many calls there were of each collective.
     """
-    whole = {name for name, count in Counter(case.collective for case, _ in refused).items() if count == tried[name]}
+    lacking = {name for name, count in Counter(case.collective for case, _ in refused).items() if count == tried[name]}
     dtypes: dict[tuple[str, str, str], list[str]] = {}  # (advice, collective, reduction) -> the dtypes
     why: dict[str, str] = {}
     for case, error in refused:
-        advice = COLLECTIVES[case.collective].instead.get(backend) if case.collective in whole else None
+        advice = COLLECTIVES[case.collective].instead.get(backend) if case.collective in lacking else None
         advice = advice or instead_of(case.dtype, case.reduction)
         why.setdefault(advice, error)
         known = dtypes.setdefault((advice, case.collective, case.reduction), [])
         known += [case.dtype] if case.dtype and case.dtype not in known else []
     reductions: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (advice, name, reduction), each in dtypes.items():
-        reductions.setdefault((advice, name, tuple(each)), []).append(reduction)
+    for (advice, name, reduction), held_dtypes in dtypes.items():
+        reductions.setdefault((advice, name, tuple(held_dtypes)), []).append(reduction)
     names: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for (advice, name, kinds), of_kinds in reductions.items():
         names.setdefault((advice, kinds, tuple(filter(None, of_kinds))), []).append(name)
-    return [Unsupported(tuple(each), *key[1:], why[key[0]], key[0]) for key, each in names.items()]
+    return [Unsupported(tuple(members), *key[1:], why[key[0]], key[0]) for key, members in names.items()]
 
 
 _OF_WHOLES: Mapping[str, Callable[[int, int], int]] = {
@@ -113,20 +121,20 @@ def _reduced(case: Case, tensors: Sequence[List]) -> Tensors:
     if case.dtype.startswith("complex"):
         return [_reduced_complex(case, tensors)]
     if case.reduction in _OF_WHOLES:
-        whole = _OF_WHOLES[case.reduction]
-        return [[float(reduce(whole, map(int, column))) for column in zip(*tensors)]]
+        operation = _OF_WHOLES[case.reduction]
+        return [[float(reduce(operation, map(int, column))) for column in zip(*tensors)]]
     number = _OF_NUMBERS[case.reduction]
     sums = [reduce(number, column) for column in zip(*tensors)]
     if case.dtype == "bool":
-        return [[float(bool(each)) for each in sums]]
-    return [[each / len(tensors) for each in sums] if case.reduction == "avg" else sums]
+        return [[float(bool(total)) for total in sums]]
+    return [[total / len(tensors) for total in sums] if case.reduction == "avg" else sums]
 
 
 def _reduced_complex(case: Case, tensors: Sequence[List]) -> List:
-    columns = zip(*([complex(*each[i : i + 2]) for i in range(0, len(each), 2)] for each in tensors))
+    columns = zip(*([complex(*tensor[i : i + 2]) for i in range(0, len(tensor), 2)] for tensor in tensors))
     sums = [math.prod(column) if case.reduction == "product" else sum(column) for column in columns]
-    shared = [each / len(tensors) for each in sums] if case.reduction == "avg" else sums
-    return [part for each in shared for part in (each.real, each.imag)]
+    shared = [total / len(tensors) for total in sums] if case.reduction == "avg" else sums
+    return [part for number in shared for part in (number.real, number.imag)]
 
 
 def _parts(tensor: List, count: int) -> list[List]:
@@ -157,7 +165,7 @@ def _split_column(given: Given, place: int) -> list[List]:
 
 
 def _joined(tensors: Sequence[List]) -> Tensors:
-    return [[each for tensor in tensors for each in tensor]]
+    return [[element for tensor in tensors for element in tensor]]
 
 
 def _pairwise(case: Case, given: Given, place: int) -> Tensors:

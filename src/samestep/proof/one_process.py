@@ -15,18 +15,18 @@ from samestep.records.results import OneProcess
 ReasonAndAdvice = tuple[Message, Message]
 
 
-def same_as_one(ranks: Expectation, one: Expectation) -> tuple[bool, float]:
+def same_as_one(ranks: Expectation, single: Expectation) -> tuple[bool, float]:
     """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
     up to rounding, and how far these differ."""
-    bounds, from_one = _bounds(ranks, one), ranks.facts.from_one
+    bounds, from_one = _bounds(ranks, single), ranks.facts.from_one
     same = bool(from_one) and all(off.distance <= bounds[name] for name, off in from_one.items())
     return same, max((off.distance for off in from_one.values()), default=0.0)
 
 
-def _bounds(ranks: Expectation, one: Expectation) -> dict[str, float]:
+def _bounds(ranks: Expectation, single: Expectation) -> dict[str, float]:
     """Returns for each parameter the largest difference between N replicas and one that rounding explains."""
-    eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, one))  # an engine may take no float64
-    spreads = [spread for expectation in (ranks, one) if (spread := expectation.noise_distances("sgd"))]
+    eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, single))  # an engine may take no float64
+    spreads = [spread for expectation in (ranks, single) if (spread := expectation.noise_distances("sgd"))]
     moved, from_one = ranks.of("sgd").moved, ranks.facts.from_one
     furthest = max((moved[name].distance for name in from_one), default=0.0)
     return {
@@ -41,20 +41,20 @@ def _bounds(ranks: Expectation, one: Expectation) -> dict[str, float]:
     }
 
 
-def not_one_process(worst: float, ranks: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
+def not_one_process(worst: float, ranks: Expectation, single: Expectation, job: JobFacts) -> OneProcess:
     """Says why N replicas do not train as one process, whose parameters differ by `worst`.
 
     ranks, one: N replicas and plain training, both without random numbers and batch statistics. What then remains is a
     mistake.
     """
-    same, _ = same_as_one(ranks, one)
-    separation = one.facts.separation
+    same, _ = same_as_one(ranks, single)
+    separation = single.facts.separation
     assert separation is not None
     constant_fails = ranks.facts.draws and not isfinite(separation.whole)  # a mean over nothing, say
     if same or separation.unknown or separation.collate_draws or constant_fails:
         reason, advice = natural_causes(job, ranks.facts, separation, hides=not same or constant_fails)
         return OneProcess("no, as expected", worst, reason, advice)
-    bounds, from_one = _bounds(ranks, one), ranks.facts.from_one
+    bounds, from_one = _bounds(ranks, single), ranks.facts.from_one
     furthest = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default=None)
     off = None
     if furthest is not None:
@@ -64,7 +64,7 @@ def not_one_process(worst: float, ranks: Expectation, one: Expectation, job: Job
             distance=from_one[furthest].distance,
             bound=bounds[furthest],
         )
-    reason, advice = mistake(separation, one.facts.dtype, job, off)
+    reason, advice = mistake(separation, single.facts.dtype, job, off)
     return OneProcess("no", worst, reason, advice)
 
 

@@ -24,13 +24,15 @@ def plain_layout() -> LayoutPlan:
     return LayoutPlan(trainings=("sgd",), compared=True)
 
 
-def neutral_layouts(many: ReferenceLayoutRecord) -> tuple[LayoutPlan, LayoutPlan]:
-    """Plain training and `many` replicas, both without random numbers and batch statistics."""
-    one = LayoutPlan(dtype=many.dtype, neutral=True, compared=True, trainings=("sgd",))
-    return one, replace(one, replicas=many.layout.replicas, split=many.layout.split, buffers=many.layout.buffers)
+def neutral_layouts(ranks: ReferenceLayoutRecord) -> tuple[LayoutPlan, LayoutPlan]:
+    """Returns plain training and that of several replicas, both without random numbers and batch statistics."""
+    single = LayoutPlan(dtype=ranks.dtype, neutral=True, compared=True, trainings=("sgd",))
+    return single, replace(
+        single, replicas=ranks.layout.replicas, split=ranks.layout.split, buffers=ranks.layout.buffers
+    )
 
 
-def loop_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan:
+def loop_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan:
     """The layout that an engine's loop is compared with. With one replica, all layouts are one.
 
     then: the engine that continues the training after an interruption; None: there is no interruption.
@@ -41,9 +43,9 @@ def loop_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPl
     rounded = LayoutPlan(rounds_to=rounds_to, rounds_weights=rounds_to is not None, dtype=numerics.widest)
     if layout.replicas > 1:
         rounded = replace(rounded, replicas=layout.replicas, split=layout.split, buffers=layout.buffers)
-    if then is None:
+    if continuing is None:
         return rounded
-    after = loop_layout(then)
+    after = loop_layout(continuing)
     if after.rounds_to:
         rounded = replace(rounded, rounds_to=after.rounds_to, rounds_weights=True)
     if after.dtype != "float64":
@@ -56,13 +58,13 @@ def _then(layout: LayoutPlan) -> ContinuedLayout:
     return ContinuedLayout(layout.replicas, layout.split, layout.buffers)
 
 
-def numerics_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan | None:
+def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan | None:
     """The layout that an inexact engine's numerics are compared with; None where they are exact. then: as above."""
     _, numerics = _working(facts)
     if not numerics.lossy:
         return None
     return replace(
-        loop_layout(facts, then),
+        loop_layout(facts, continuing),
         rounds_to=numerics.rounds_to,
         exact_steps=numerics.exact_steps,
         dtype="float32",
@@ -76,7 +78,16 @@ def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, 
 
     def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
         settings = {**facts.settings, **(numerics.without if without else {})}
-        return ProveTask(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name, rows)
+        return ProveTask(
+            training,
+            steps,
+            dtype,
+            replicas=replicas,
+            sgd_lr=loop.facts.sgd_lr,
+            engine_settings=settings,
+            name=name,
+            rows=rows,
+        )
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]

@@ -41,8 +41,8 @@ class JoinedRecord(Record):
 
     @cached_property
     def ranks(self) -> list[RankRecord]:
-        first, rest = self.first.ranks, self.rest.ranks
-        return [self._rank(number, first, rest) for number in range(max(len(first), len(rest)))]
+        began, continued = self.first.ranks, self.rest.ranks
+        return [self._rank(number, began, continued) for number in range(max(len(began), len(continued)))]
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
         """Returns the tensors at the training's end, or of one that was not interrupted."""
@@ -60,12 +60,12 @@ class JoinedRecord(Record):
     def _is_interrupted(self, name: str) -> bool:
         return name in self.training_names()
 
-    def _rank(self, number: int, first: list[RankRecord], rest: list[RankRecord]) -> RankRecord:
+    def _rank(self, number: int, first: list[RankRecord], later: list[RankRecord]) -> RankRecord:
         trainings = {}
         for name in first[0].trainings:
-            began, continued = _training(first, name, number), _training(rest, name, number)
+            began, continued = _training(first, name, number), _training(later, name, number)
             trainings[name] = _joined(began, continued) if self._is_interrupted(name) else began
-        return replace(first[number] if number < len(first) else rest[number], trainings=trainings)
+        return replace(first[number] if number < len(first) else later[number], trainings=trainings)
 
 
 def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord:
@@ -81,18 +81,18 @@ def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord
     )
 
 
-def _joined(first: TrainingRecord, rest: TrainingRecord) -> TrainingRecord:
+def _joined(began: TrainingRecord, continued: TrainingRecord) -> TrainingRecord:
     """One rank's observations of both parts."""
     return replace(
-        rest,
-        losses=first.losses + rest.losses,
-        step_of=first.step_of + rest.step_of,
-        weight_of=first.weight_of + rest.weight_of,
-        start_digest=first.start_digest,
-        autocast=first.autocast or rest.autocast,
-        micro_batches=first.micro_batches + rest.micro_batches,
-        rates=first.rates + rest.rates,
-        skipped_steps=max(first.skipped_steps, rest.skipped_steps),
+        continued,
+        losses=began.losses + continued.losses,
+        step_of=began.step_of + continued.step_of,
+        weight_of=began.weight_of + continued.weight_of,
+        start_digest=began.start_digest,
+        autocast=began.autocast or continued.autocast,
+        micro_batches=began.micro_batches + continued.micro_batches,
+        rates=began.rates + continued.rates,
+        skipped_steps=max(began.skipped_steps, continued.skipped_steps),
     )
 
 
@@ -128,8 +128,8 @@ def _before(divergence: Divergence, training: str, cut: int) -> bool:
 
 def _states(record: JoinedRecord, training: str) -> tuple[list[State], list[State]]:
     """Returns each rank's state at the interruption, and after loading."""
-    first, rest = ([rank.state for rank in part.training(training)] for part in (record.first, record.rest))
-    return first, rest
+    began, continued = ([rank.state for rank in part.training(training)] for part in (record.first, record.rest))
+    return began, continued
 
 
 def _moved(record: JoinedRecord, training: str) -> Iterator[Divergence]:
@@ -282,8 +282,8 @@ def _rows_cause(step: int, cut: int, expected: Trace, observed: Trace) -> Messag
     """Looks for the step whose rows were read instead."""
     read = observed.rows(step)
     epochs = expected.epochs
-    first = min(other for other, epoch in epochs.items() if epoch == epochs[step])
-    matching = [other for other in epochs if other != step and expected.rows(other) == read]
+    first = min(candidate for candidate, epoch in epochs.items() if epoch == epochs[step])
+    matching = [candidate for candidate in epochs if candidate != step and expected.rows(candidate) == read]
     if not read:
         return message("step_without_rows", step=step)
     if step - 1 in matching:
@@ -292,7 +292,7 @@ def _rows_cause(step: int, cut: int, expected: Trace, observed: Trace) -> Messag
         return message("batch_left_out", step=step, read=step + 1)
     if first in matching:
         return message("epoch_begins_again")
-    earlier = any(epochs[other] < epochs[step] for other in matching)
+    earlier = any(epochs[candidate] < epochs[step] for candidate in matching)
     if earlier or (epochs[step] and set(matching) & set(range(cut))):
         return message("order_of_earlier_epoch_replayed")
     if matching:

@@ -129,7 +129,7 @@ class CollectiveCurve:
 
     def seconds(self, size: int) -> float:
         """Returns the time of a call with `size` bytes by the fit; beyond the measured sizes, by the nearest piece."""
-        piece = next((each for each in self.pieces if size <= each.last_size), self.pieces[-1])
+        piece = next((curve for curve in self.pieces if size <= curve.last_size), self.pieces[-1])
         return piece.latency + piece.per_byte * size
 
 
@@ -186,4 +186,4 @@ class CollectiveResults:
 
     def curve(self, collective: str) -> CollectiveCurve | None:
         """Returns the measurement of a collective; None where it has none."""
-        return next((each for each in self.curves if each.collective == collective), None)
+        return next((curve for curve in self.curves if curve.collective == collective), None)

@@ -31,5 +31,8 @@ def _files(folder: Path) -> set[str]:
     return {
         os.path.relpath(os.path.join(inside, name), folder)
         for inside, folders, files in os.walk(folder)
-        for name in [*files, *(each for each in folders if os.path.islink(os.path.join(inside, each)))]
+        for name in [
+            *files,
+            *(link for link in folders if os.path.islink(os.path.join(inside, link))),
+        ]
     }

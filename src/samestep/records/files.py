@@ -108,7 +108,7 @@ def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
 
     what: the name of the values, in the UserError for those that do not fit.
     """
-    plain = {name: each for name, each in value.items() if name != KEY} if isinstance(value, dict) else value
+    plain = {name: inner for name, inner in value.items() if name != KEY} if isinstance(value, dict) else value
     try:
         record: T = _adapter(kind).validate_python(plain)
         return record

@@ -23,7 +23,7 @@ class LaunchRequest:
     samestep: str
     torch: str
 
-    def difference(self, other: LaunchRequest, among: Collection[str] = ()) -> tuple[str, str, str] | None:
+    def difference(self, request: LaunchRequest, among: Collection[str] = ()) -> tuple[str, str, str] | None:
         """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None.
 
         among: the fields that count; empty: all of them.
@@ -31,9 +31,9 @@ class LaunchRequest:
         for name, word in LABELS.items():
             if among and name not in among:
                 continue
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                return word, mine or "none", theirs or "none"
+            own_value, other_value = getattr(self, name), getattr(request, name)
+            if own_value != other_value:
+                return word, own_value or "none", other_value or "none"
         return None
 
 

@@ -86,16 +86,20 @@ def read_samples(path: Path) -> list[Sample]:
             float, line[: len(COLUMNS)]
         )
         cells = [float(cell) if cell else None for cell in line[len(COLUMNS) :]]
-        each = [cells[start : start + len(GPU_COLUMNS)] for start in range(0, len(cells), len(GPU_COLUMNS))]
+        gpu_cells = [cells[start : start + len(GPU_COLUMNS)] for start in range(0, len(cells), len(GPU_COLUMNS))]
         integers = (int(memory), int(read), int(written), machine_s, int(used), int(received), int(sent), int(local))
-        samples.append(Sample(seconds, int(processes), cpu_s, *integers, tuple(_gpu(*values) for values in each)))
+        samples.append(Sample(seconds, int(processes), cpu_s, *integers, tuple(_gpu(*values) for values in gpu_cells)))
     return samples
 
 
 def _gpu(
-    utilisation: float | None, memory: float | None, own: float | None, power: float | None, degrees: float | None
+    utilisation: float | None,
+    memory: float | None,
+    own_memory: float | None,
+    power: float | None,
+    degrees: float | None,
 ) -> GpuUse:
-    return GpuUse(utilisation, _whole(memory), _whole(own), power, degrees)
+    return GpuUse(utilisation, _whole(memory), _whole(own_memory), power, degrees)
 
 
 def _whole(value: float | None) -> int | None:
@@ -105,18 +109,18 @@ def _whole(value: float | None) -> int | None:
 def thinned(samples: list[Sample]) -> list[Sample]:
     """Returns the samples, joined in pairs until they are few enough for a plot."""
     while len(samples) > MOST_SAMPLES:
-        rest = samples[1:]
-        samples = [samples[0], *map(_joined, rest[::2], rest[1::2]), *rest[len(rest) // 2 * 2 :]]
+        later = samples[1:]
+        samples = [samples[0], *map(_joined, later[::2], later[1::2]), *later[len(later) // 2 * 2 :]]
     return samples
 
 
-def _joined(one: Sample, two: Sample) -> Sample:
+def _joined(earlier: Sample, later: Sample) -> Sample:
     """Returns the later of two neighbouring samples, with the greater of what is no counter."""
     return replace(
-        two,
-        processes=max(one.processes, two.processes),
-        memory=max(one.memory, two.memory),
-        machine_memory=max(one.machine_memory, two.machine_memory),
+        later,
+        processes=max(earlier.processes, later.processes),
+        memory=max(earlier.memory, later.memory),
+        machine_memory=max(earlier.machine_memory, later.machine_memory),
     )
 
 
@@ -193,9 +197,9 @@ def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequ
 def _gpu_summary(samples: Sequence[Sample], number: int) -> GpuSummary:
     gpus = [sample.gpus[number] for sample in samples]
     powers = [
-        (two.seconds - one.seconds, two.gpus[number].power)
-        for one, two in pairwise(samples)
-        if two.gpus[number].power is not None
+        (later.seconds - earlier.seconds, later.gpus[number].power)
+        for earlier, later in pairwise(samples)
+        if later.gpus[number].power is not None
     ]
     return GpuSummary(
         _mean([gpu.utilisation for gpu in gpus]),

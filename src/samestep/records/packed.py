@@ -39,9 +39,9 @@ def pack(array: NDArray[Any], near: NDArray[Any] | None = None, near_name: str =
         full = ~short if mask else slice(None)
         packed = [mask, *(_compressed(column[full] if n < LOW else column) for n, column in enumerate(columns))]
         parts += packed
-        lengths.append([len(each) for each in packed])
-    about = {"dtype": array.dtype.name, "shape": array.shape, "near": near_name, "lengths": lengths}
-    header = json.dumps(about).encode()
+        lengths.append([len(part) for part in packed])
+    facts = {"dtype": array.dtype.name, "shape": array.shape, "near": near_name, "lengths": lengths}
+    header = json.dumps(facts).encode()
     return np.frombuffer(b"".join([LENGTH.pack(len(header)), header, *parts]), np.uint8)
 
 
@@ -53,14 +53,14 @@ def near_name(packed: Bytes) -> str:
 
 def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
     """Returns the array that pack(array, near) was given."""
-    about, at = _header(packed)
-    if np.dtype(about["dtype"]).kind != "f" or len(about["lengths"]) != -(-math.prod(about["shape"]) // AT_ONCE):
-        raise ValueError(f"an array of {about['dtype']} has {len(about['lengths'])} parts")
-    array = np.empty(about["shape"], about["dtype"])
-    for (values, close), lengths in zip(_blocks(array, near), about["lengths"], strict=True):
+    facts, position = _header(packed)
+    if np.dtype(facts["dtype"]).kind != "f" or len(facts["lengths"]) != -(-math.prod(facts["shape"]) // AT_ONCE):
+        raise ValueError(f"an array of {facts['dtype']} has {len(facts['lengths'])} parts")
+    array = np.empty(facts["shape"], facts["dtype"])
+    for (values, close), lengths in zip(_blocks(array, near), facts["lengths"], strict=True):
         columns, full = np.zeros((len(values), len(lengths) - 1), np.uint8), np.ones(len(values), bool)
         for number, length in enumerate(lengths):
-            part, at = packed[at : at + length], at + length
+            part, position = packed[position : position + length], position + length
             if length and number == 0:
                 bits = _inflated(part, -(-len(values) // 8))
                 full = ~np.unpackbits(bits, count=len(values)).view(bool)

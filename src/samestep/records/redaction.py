@@ -47,17 +47,17 @@ def redacted_text(text: str) -> str:
 
 def redacted(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line with *** in place of secrets."""
-    shown: list[str] = []
+    safe_words: list[str] = []
     for before, word in zip(["", *words], words):
         name, assigns, value = word.partition("=")
         follows = before.startswith("-") and "=" not in before and is_secret(before) and not word.startswith("--")
         if follows:
-            shown.append(HIDDEN)
+            safe_words.append(HIDDEN)
         elif assigns and value and re.fullmatch(r"-{0,2}[\w.-]+", name) and is_secret(name):
-            shown.append(f"{name}={HIDDEN}")  # whatever the value holds
+            safe_words.append(f"{name}={HIDDEN}")  # whatever the value holds
         else:
-            shown.append(redacted_text(word))
-    return shown
+            safe_words.append(redacted_text(word))
+    return safe_words
 
 
 def redacted_values(values: Mapping[str, str]) -> dict[str, str]:

@@ -124,7 +124,7 @@ class Measurement:
     monitor: MonitorSummary | None = None
 
 
-MEASURED = tuple(each.name for each in fields(Measurement))
+MEASURED = tuple(measured.name for measured in fields(Measurement))
 
 
 @dataclass(frozen=True)

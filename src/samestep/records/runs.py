@@ -59,10 +59,10 @@ class ResultsIdentity:
     training: str = ""
     resume: str = ""
 
-    def differences(self, other: ResultsIdentity) -> list[str]:
+    def differences(self, identity: ResultsIdentity) -> list[str]:
         """Returns the names of the fields in which `other` differs."""
         names = [field.name for field in fields(self)]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        return [name for name in names if getattr(self, name) != getattr(identity, name)]
 
 
 @dataclass(frozen=True)

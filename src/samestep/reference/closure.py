@@ -36,7 +36,7 @@ class Closure:
         return sum(parameter._version for parameter in self.parameters)  # torch counts what is done in place
 
 
-def mean_loss(seen: Seen) -> float:
+def mean_loss(micro_batches: Seen) -> float:
     """The mean loss over the rows of a step."""
-    total = sum(micro_batch.weight for _, micro_batch in seen)
-    return sum(micro_batch.loss * micro_batch.weight for _, micro_batch in seen) / total
+    total = sum(micro_batch.weight for _, micro_batch in micro_batches)
+    return sum(micro_batch.loss * micro_batch.weight for _, micro_batch in micro_batches) / total

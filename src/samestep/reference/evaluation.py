@@ -36,18 +36,18 @@ def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation 
     length = len(job.evaluation)
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]
     before = random_state(device)
-    index, many = torch.arange(length), ceil(length / ROWS_AT_ONCE)
+    index, batches = torch.arange(length), ceil(length / ROWS_AT_ONCE)
     try:
-        sums = _sums(job, model, device, weighs, index.tensor_split(many))
+        sums = _sums(job, model, device, weighs, index.tensor_split(batches))
     except (RuntimeError, ValueError, IndexError):  # a job that takes no other number of rows than its own
         twice = False
         sums = _sums(job, model, device, weighs, torch.split(index, min(job.micro_batch or job.global_batch, 128)))
     draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
-    other = _sums(job, model, device, weighs, index.tensor_split(many + 1)) if twice and length > 1 else sums
+    sums_again = _sums(job, model, device, weighs, index.tensor_split(batches + 1)) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
-    unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
-    whole = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
-    return Evaluation(length, sum(weighs), sums, unsteady, whole)
+    unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
+    whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
+    return Evaluation(length, sum(weighs), sums, unsteady, whole_metrics)
 
 
 def _sums(
@@ -55,8 +55,8 @@ def _sums(
 ) -> dict[str, float]:
     """The sums over all rows. batches: the rows of each."""
     sums = dict.fromkeys(["loss", *job.metrics], 0.0)
-    whole: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if counts_by_itself(metric)}
-    for metric in whole.values():
+    whole_metrics: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if counts_by_itself(metric)}
+    for metric in whole_metrics.values():
         if hasattr(metric, "to"):
             metric.to(device)
         metric.reset()
@@ -71,16 +71,16 @@ def _sums(
                 sums.pop("loss", None)
             elif "loss" in sums:
                 sums["loss"] += float(loss) * weight
-            for metric in whole.values():
+            for metric in whole_metrics.values():
                 metric.update(output, batch if reads_batch(metric) else batch.targets)
             for name, metric in job.metrics.items():
-                if name in whole:
+                if name in whole_metrics:
                     continue
                 values = metric(output, batch)
                 if list(values.shape) != [len(rows)]:
                     raise not_per_row(name, list(values.shape), len(rows))
                 sums[name] += float(values.double().sum())
-    for name, metric in whole.items():
+    for name, metric in whole_metrics.items():
         sums[name] = float(metric.compute())
         metric.reset()
     return sums

@@ -22,10 +22,10 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     begin_epoch(job.train, epoch)
     with generators_kept():
         samples = read(job, job.train, rows, epoch)
-        for at, row in enumerate(rows if job.augment else []):
+        for position, row in enumerate(rows if job.augment else []):
             path: list[int | str] = [job.seed, "augment", epoch, *_place(row)]
             seed_all(*path)
-            samples[at] = job.augment(samples[at], seeded(*path))  # type: ignore[misc]
+            samples[position] = job.augment(samples[position], seeded(*path))  # type: ignore[misc]
         return collate(job, samples, device, epoch, rows[0]) if samples else None
 
 
@@ -38,10 +38,12 @@ def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
         stream.reference_keys = (job.seed, epoch)
         stream.key_rows(lambda row: seed_all(job.seed, "sample", epoch, row))
     samples: dict[int, Any] = {}
-    for at in sorted(range(len(rows)), key=lambda at: rows[at]):  # in the order in which a stream has them
-        seed_all(job.seed, "sample", epoch, *_place(rows[at]))
-        samples[at] = dataset[int(rows[at])]
-    return [samples[at] for at in range(len(rows))]
+    for position in sorted(
+        range(len(rows)), key=lambda position: rows[position]
+    ):  # in the order in which a stream has them
+        seed_all(job.seed, "sample", epoch, *_place(rows[position]))
+        samples[position] = dataset[int(rows[position])]
+    return [samples[position] for position in range(len(rows))]
 
 
 def _place(row: int) -> tuple[int, ...]:
@@ -53,13 +55,13 @@ def _place(row: int) -> tuple[int, ...]:
 def generators_kept() -> Iterator[None]:
     """Restores the states of Python's, numpy's and torch's global generators after the block. Reading them takes longer
     than seeding, so this is for a batch, not for a sample."""
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 def seed_all(*path: int | str) -> None:

@@ -51,16 +51,16 @@ class FirstGradient:
 
     def own_before_last(self) -> Sample:
         """Replica 0's own gradient without the last micro-batch; empty where there is but one."""
-        return _summed([part for at, part in self._before_last() if at[0] == 0])
+        return _summed([part for place, part in self._before_last() if place[0] == 0])
 
     def before_last(self) -> Sample:
         """The mean over the replicas without the last micro-batch; empty where there is but one."""
         total = _summed([part for _, part in self._before_last()])
-        return [None if each is None else each / self.replicas for each in total]
+        return [None if gradient is None else gradient / self.replicas for gradient in total]
 
     def _before_last(self) -> list[tuple[tuple[int, int], Sample]]:
         last = max((micro for _, micro in self.parts), default=0)
-        return [(at, part) for at, part in sorted(self.parts.items()) if at[1] < last]
+        return [(place, part) for place, part in sorted(self.parts.items()) if place[1] < last]
 
 
 def _summed(samples: list[Sample]) -> Sample:

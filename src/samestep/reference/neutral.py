@@ -49,9 +49,9 @@ class Neutral:
 class _FixedStatistics(TorchFunctionMode):
     """Calls batch_norm as in evaluation, and attention without dropout, which its CUDA kernels draw themselves."""
 
-    def __init__(self, of: Neutral) -> None:
+    def __init__(self, neutral: Neutral) -> None:
         super().__init__()
-        self.of = of
+        self.of = neutral
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
@@ -82,9 +82,9 @@ class _FixedStatistics(TorchFunctionMode):
 class _ConstantNumbers(TorchDispatchMode):
     """Fills what random operations return with a constant of their distribution, the same for every row."""
 
-    def __init__(self, of: Neutral) -> None:
+    def __init__(self, neutral: Neutral) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.of = of
+        self.of = neutral
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})

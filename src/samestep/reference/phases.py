@@ -26,9 +26,9 @@ class PlayedPhase:
     owns: list[bool]
     optimizer: torch.optim.Optimizer
 
-    def own(self, gradient: Sequence[Tensor | None]) -> Gradient:
+    def owned(self, gradient: Sequence[Tensor | None]) -> Gradient:
         """The gradient of the phase's parameters, None for the others."""
-        return [g if own else None for g, own in zip(gradient, self.owns, strict=True)]
+        return [g if owned else None for g, owned in zip(gradient, self.owns, strict=True)]
 
 
 def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
@@ -48,7 +48,7 @@ def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
         ids = _ids(phase, model)
         owns = [id(p) in ids for p in trained]
         recipe = phase.optimizer
-        given: Any = recipe.groups(model) if recipe.groups else [p for p, own in zip(trained, owns) if own]
+        given: Any = recipe.groups(model) if recipe.groups else [p for p, owned in zip(trained, owns) if owned]
         phases.append(PlayedPhase(number, plain, owns, recipe.cls(given, **recipe.settings)))
     return phases
 

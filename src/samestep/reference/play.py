@@ -139,14 +139,14 @@ class ReplicatedTraining:
         phase = self.phases[step % len(self.phases)]
         if step % per_epoch(self.job) == 0:
             self.carried.forget()
-        seen, norm = self._evaluated(step, phase)
-        for replica, micro_batch in seen:
+        micro_batches, norm = self._evaluated(step, phase)
+        for replica, micro_batch in micro_batches:
             self.micro_batches[replica].append(micro_batch)
         self.norms.append(norm)
-        mean = mean_loss(seen)
+        mean = mean_loss(micro_batches)
         closure = Closure(self.parameters, mean, lambda: mean_loss(self._evaluated(step, phase)[0]))
         self._optimizer_step(step, phase, closure)
-        return [micro_batch.loss for _, micro_batch in seen]
+        return [micro_batch.loss for _, micro_batch in micro_batches]
 
     def _evaluated(self, step: int, phase: PlayedPhase) -> tuple[Seen, float]:
         """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
@@ -160,7 +160,7 @@ class ReplicatedTraining:
                 state.buffers = _copy(self.states[0].buffers)
         epoch = step // per_epoch(self.job)
         forwards = [Forward(phase, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
-        seen = list(self._summed(forwards))
+        micro_batches = list(self._summed(forwards))
         follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         for gradient in gradients:
@@ -168,7 +168,7 @@ class ReplicatedTraining:
         if self.noise:
             self.noise.perturb(gradient.div_(self.noise.scale) for gradient in gradients)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
-        return seen, float(norm)
+        return micro_batches, float(norm)
 
     def _summed(self, forwards: list[Forward]) -> Iterator[tuple[int, MicroBatch]]:
         """Sums all gradients of a step, as N ranks do: each replica's over its micro-batches, then these over the
@@ -185,15 +185,15 @@ class ReplicatedTraining:
                 for replica in replicas:
                     yield replica, self._micro_batch(forward, replica)
             return
-        others: list[Tensor | None] = [None] * len(self.parameters)  # the sum of the replicas before
+        sums: list[Tensor | None] = [None] * len(self.parameters)  # the sum of the replicas before
         for replica in replicas:
             for forward in forwards:
                 yield replica, self._micro_batch(forward, replica)
             if len(forwards) > 1:
-                others = [_sum(sum_, p.grad) for sum_, p in zip(others, self.parameters)]
+                sums = [_sum(sum_, p.grad) for sum_, p in zip(sums, self.parameters)]
                 self._clear_gradients()
         if len(forwards) > 1:
-            for parameter, sum_ in zip(self.parameters, others):
+            for parameter, sum_ in zip(self.parameters, sums):
                 parameter.grad = sum_
 
     def _clear_gradients(self) -> None:
@@ -237,7 +237,7 @@ class ReplicatedTraining:
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
             sampled = sample(self.parameters) if self.first and step < len(self.phases) else None
             (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
-        for parameter, gradient in zip(self.parameters, forward.phase.own([p.grad for p in self.parameters])):
+        for parameter, gradient in zip(self.parameters, forward.phase.owned([p.grad for p in self.parameters])):
             parameter.grad = gradient
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
@@ -263,7 +263,7 @@ class ReplicatedTraining:
         if job.sync_batchnorm:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
         batches, outputs = {}, {}
-        for replica in (each for each in self.replicas if forward.rows[each]):
+        for replica in (number for number in self.replicas if forward.rows[number]):
             data = fetch(job, forward.rows[replica], forward.epoch, self.device)
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
@@ -285,11 +285,11 @@ class ReplicatedTraining:
         if self.noise and self.noise.rounds_weights:
             self.noise.perturb(self.parameters)
         if self.job.ema:
-            moved = {id(p) for p, own in zip(self.parameters, phase.owns) if own}
+            moved = {id(p) for p, owned in zip(self.parameters, phase.owns) if owned}
             for name, parameter in self.model.named_parameters():
                 if id(parameter) in moved:
-                    kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
-                    self.average[name] = kept + new
+                    old, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
+                    self.average[name] = old + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
         every = self.job.scheduler.every if self.job.scheduler else None
         ends_round = phase is self.phases[-1]
@@ -340,10 +340,10 @@ class ReplicatedTraining:
         return [[*micro, *([[]] * absent)] for micro in step_rows(self.job, self.layout, epoch * per_epoch(self.job))]
 
 
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one.add_(other)
+def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total.add_(gradient)
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:

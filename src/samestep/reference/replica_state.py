@@ -77,7 +77,7 @@ def _copied(value: Any) -> Any:
     return type(value)(value) if type(value) in COPIED else value
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if not isinstance(other, Tensor) or one.layout != other.layout:
+def _equal(value: Any, expected: Any) -> bool:
+    if not isinstance(expected, Tensor) or value.layout != expected.layout:
         return False
-    return one.is_sparse or torch.equal(one, other)
+    return value.is_sparse or torch.equal(value, expected)

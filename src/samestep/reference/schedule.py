@@ -78,12 +78,12 @@ def order(job: Job, epoch: int) -> list[int]:
     return rows
 
 
-def _like_lengths(by: ByLength, batch: int, generator: torch.Generator) -> list[int]:
+def _like_lengths(lengths_order: ByLength, batch: int, generator: torch.Generator) -> list[int]:
     """Batches from the buckets, one bucket after the other, shuffled; at the end the rows of the incomplete batch."""
-    samples = len(by.lengths)
+    samples = len(lengths_order.lengths)
     bucket_of = {}
-    for place, row in enumerate(sorted(range(samples), key=lambda row: by.lengths[row])):
-        bucket_of[row] = place * by.buckets // samples
+    for place, row in enumerate(sorted(range(samples), key=lambda row: lengths_order.lengths[row])):
+        bucket_of[row] = place * lengths_order.buckets // samples
     shuffled = torch.randperm(samples, generator=generator).tolist()
     count = samples // batch
     buckets: dict[int, list[int]] = {}
@@ -99,11 +99,11 @@ def _deal(rows: list[int], hands: int) -> list[list[int]]:
     counts = [0] * hands
     for i in range(len(rows)):
         counts[i % hands] += 1
-    rest = list(rows)
+    remaining = list(rows)
     dealt = []
     for count in counts:
-        dealt.append(rest[:count])
-        rest = rest[count:]
+        dealt.append(remaining[:count])
+        remaining = remaining[count:]
     return dealt
 
 

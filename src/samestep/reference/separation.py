@@ -45,16 +45,16 @@ def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
 def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> Separation:
     with torch.no_grad():
         losses = _Losses(job, device, moved)
-        whole, output = losses.of(rows)
+        together, output = losses.of(rows)
         moved = losses.moved()
         again, _ = losses.of(rows, fresh=False)
         alone = [losses.of([row]) for row in rows]
         pairs = [losses.of([rows[0], row])[0] for row in rows[1:]]
         half = len(rows) // 2
-        halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [whole, 0.0]
+        halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [together, 0.0]
     return Separation(
         weights=[weight(job, [row]) for row in rows],
-        whole=whole,
+        whole=together,
         again=again,
         alone=[loss for loss, _ in alone],
         pairs=pairs,
@@ -94,7 +94,7 @@ class _Losses:
         return [name for name in changed if not name.endswith("num_batches_tracked")]
 
 
-def _output_gap(whole: Any, alone: list[Any]) -> float | None:
+def _output_gap(together: Any, alone: list[Any]) -> float | None:
     """How far a row's output alone is from that beside other rows, relative to its largest value.
 
     None where they cannot be compared: a row has another shape alone.
@@ -102,7 +102,7 @@ def _output_gap(whole: Any, alone: list[Any]) -> float | None:
     count = len(alone)
     gap: float | None = None
     for number, output in enumerate(alone):
-        for among, single in zip(leaves_of(whole), leaves_of(output)):
+        for among, single in zip(leaves_of(together), leaves_of(output)):
             if not (isinstance(among, Tensor) and isinstance(single, Tensor) and among.is_floating_point()):
                 continue
             if among.dim() == 0 or len(among) != count or among[number : number + 1].shape != single.shape:

@@ -31,8 +31,13 @@ def times(results: CollectiveResults) -> str:
         )
         for piece in curve.pieces:
             step = (piece.last_size / piece.first_size) ** (1 / FIT_POINTS)
-            at = [piece.first_size * step**i for i in range(FIT_POINTS + 1)]
-            axes.plot(at, [piece.latency + piece.per_byte * each for each in at], color=colour, linewidth=1)
+            sizes = [piece.first_size * step**i for i in range(FIT_POINTS + 1)]
+            axes.plot(
+                sizes,
+                [piece.latency + piece.per_byte * size for size in sizes],
+                color=colour,
+                linewidth=1,
+            )
 
     return _panels(results, draw, "times", "Time of each collective over message sizes", duration)
 
@@ -42,9 +47,15 @@ def bandwidths(results: CollectiveResults) -> str:
 
     def draw(axes: Axes, curve: CollectiveCurve, colour: str) -> None:
         points = [(point.size, point.bus_bandwidth) for point in curve.points if point.bus_bandwidth]
-        at, speeds = zip(*points)
+        sizes, speeds = zip(*points)
         axes.plot(
-            at, [each / 1e6 for each in speeds], "o-", color=colour, markersize=3.5, linewidth=1, label=curve.collective
+            sizes,
+            [speed / 1e6 for speed in speeds],
+            "o-",
+            color=colour,
+            markersize=3.5,
+            linewidth=1,
+            label=curve.collective,
         )
 
     return _panels(
@@ -52,7 +63,7 @@ def bandwidths(results: CollectiveResults) -> str:
     )
 
 
-def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, shown: Shown) -> str:
+def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, formatted: Shown) -> str:
     """A panel for each kind of collective that was measured, with common axes."""
     of_kinds = {
         kind: [curve for curve in results.curves if COLLECTIVES[curve.collective].kind == kind]
@@ -67,7 +78,7 @@ def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, shown
         for axes, kind in zip(panels, kinds):
             for curve, colour in zip(of_kinds[kind], COLOURS):
                 draw(axes, curve, colour)
-            _scales(axes, shown)
+            _scales(axes, formatted)
             axes.set_title(KINDS[kind], loc="left", fontsize=10)
             axes.legend(frameon=False, fontsize=8)
         for axes in panels[len(kinds) :]:
@@ -75,12 +86,12 @@ def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, shown
         return svg(figure, name, title)
 
 
-def _scales(axes: Axes, shown: Shown) -> None:
+def _scales(axes: Axes, formatted: Shown) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=16))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(round(x))))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: shown(y)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: formatted(y)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
     axes.grid()

@@ -21,35 +21,36 @@ def table(results: CollectiveResults) -> Table:
     """A row for each collective, with its smallest and largest message; of one alone, a row for each size."""
     if len(results.curves) == 1:
         return _sizes_table(results.curves[0])
-    shown = _table("collective", "size", "time", "±", "size", "time", "±", "alg MB/s", "bus MB/s", "latency")
+    grid = _table("collective", "size", "time", "±", "size", "time", "±", "alg MB/s", "bus MB/s", "latency")
     for curve in results.curves:
         small, large = curve.points[0], curve.points[-1]
         if COLLECTIVES[curve.collective].kind == "wait":
-            shown.add_row(curve.collective, MISSING, duration(small.median), spread(small), *[""] * 6)
+            grid.add_row(curve.collective, MISSING, duration(small.median), spread(small), *[""] * 6)
             continue
         ends = [cell for point in (small, large) for cell in (size(point.size), duration(point.median), spread(point))]
-        shown.add_row(curve.collective, *ends, *_bandwidths(large), duration(curve.pieces[0].latency))
-    return shown
+        grid.add_row(curve.collective, *ends, *_bandwidths(large), duration(curve.pieces[0].latency))
+    return grid
 
 
 def _sizes_table(curve: CollectiveCurve) -> Table:
-    shown = _table("collective", "size", "calls", "time", "±", "alg MB/s", "bus MB/s", "by the fit")
+    grid = _table("collective", "size", "calls", "time", "±", "alg MB/s", "bus MB/s", "by the fit")
     for point in curve.points:
         cells = [str(len(point.seconds)), duration(point.median), spread(point), *_bandwidths(point)]
-        shown.add_row(curve.collective, size(point.size), *cells, duration(curve.seconds(point.size)))
-    return shown
+        grid.add_row(curve.collective, size(point.size), *cells, duration(curve.seconds(point.size)))
+    return grid
 
 
 def _table(*headings: str) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if i else "left", no_wrap=True)
-    return shown
+        grid.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    return grid
 
 
 def _bandwidths(point: Point) -> list[str]:
     return [
-        MISSING if each is None else amount(each / 1e6) for each in (point.algorithm_bandwidth, point.bus_bandwidth)
+        MISSING if bandwidth is None else amount(bandwidth / 1e6)
+        for bandwidth in (point.algorithm_bandwidth, point.bus_bandwidth)
     ]
 
 
@@ -66,34 +67,34 @@ def sentences(results: CollectiveResults) -> Iterator[str]:
     where = f"{results.backend} on {results.world_size} ranks"
     if results.wrong:
         yield f"{len(results.wrong)} wrong values, {results.checked} calls right on every rank ({where}):"
-        yield from (f"  {each}" for each in islice(wrong(results), MOST_WRONG))
+        yield from (f"  {missing}" for missing in islice(wrong(results), MOST_WRONG))
         if len(results.wrong) > MOST_WRONG:
             yield f"  … and {len(results.wrong) - MOST_WRONG} more, in results.json"
     elif results.checked:
         yield f"{results.checked} calls had the right values on every rank ({where})."
     else:
         yield f"No call was possible ({where})."
-    for each in results.unsupported:
-        yield unsupported(each, results.backend)
+    for missing in results.unsupported:
+        yield unsupported(missing, results.backend)
     for name, why in results.unmeasured.items():
         yield f"{name} was not measured: {why}"
 
 
 def wrong(results: CollectiveResults) -> Iterator[str]:
     """A sentence for each wrong value."""
-    for each in results.wrong:
-        of = " ".join(filter(None, (each.dtype, each.reduction)))
-        where = "" if each.group == "world" else f" in the {each.group}"
-        name = f"{each.collective} ({of})" if of else each.collective
-        yield f"{name}{where}: rank {each.rank} has {each.found}, not {each.expected}"
+    for wrong_value in results.wrong:
+        kind = " ".join(filter(None, (wrong_value.dtype, wrong_value.reduction)))
+        where = "" if wrong_value.group == "world" else f" in the {wrong_value.group}"
+        name = f"{wrong_value.collective} ({kind})" if kind else wrong_value.collective
+        yield f"{name}{where}: rank {wrong_value.rank} has {wrong_value.found}, not {wrong_value.expected}"
 
 
-def unsupported(each: Unsupported, backend: str) -> str:
+def unsupported(missing: Unsupported, backend: str) -> str:
     """What a backend lacks, in one sentence."""
-    names = ", ".join(each.collectives)
-    of = ", ".join(each.dtypes)
-    reductions = "" if len(each.reductions) in (0, len(REDUCTIONS)) else f" by {', '.join(each.reductions)}"
-    return f"{backend} lacks {names}{f' of {of}' if of else ''}{reductions}; instead: {each.instead}"
+    names = ", ".join(missing.collectives)
+    dtypes = ", ".join(missing.dtypes)
+    reductions = "" if len(missing.reductions) in (0, len(REDUCTIONS)) else f" by {', '.join(missing.reductions)}"
+    return f"{backend} lacks {names}{f' of {dtypes}' if dtypes else ''}{reductions}; instead: {missing.instead}"
 
 
 def show(ranks: Sequence[CollectiveRank], name: str) -> str:
@@ -105,15 +106,15 @@ def show(ranks: Sequence[CollectiveRank], name: str) -> str:
 
 def held_before_and_after(ranks: Sequence[CollectiveRank], name: str) -> str:
     """The table of what each rank held, under a line with the arguments that are no tensors."""
-    held = [next(each for each in rank.held if each.case.collective == name) for rank in ranks]
+    held = [next(values for values in rank.held if values.case.collective == name) for rank in ranks]
     case, code = held[0].case, ranks[0].code[name]
     uses = [f"root = {case.root}"] if "root" in code else []
     uses += [f"op = ReduceOp.{case.reduction.upper()}"] if case.reduction else []
-    before = [each.before_text for each in held]
-    after = [each.error or _after(name, each.rank, case.root, each.after_text) for each in held]
+    before = [values.before_text for values in held]
+    after = [values.error or _after(name, values.rank, case.root, values.after_text) for values in held]
     width = max(map(len, [*before, "before"]))
     lines = [", ".join([*uses, "group: all ranks"]), "", f"rank  {'before':<{width}}  after"]
-    lines += [f"{each.rank:>4}  {one:<{width}}  {other}" for each, one, other in zip(held, before, after)]
+    lines += [f"{values.rank:>4}  {given:<{width}}  {received}" for values, given, received in zip(held, before, after)]
     return "\n".join(line.rstrip() for line in lines)
 
 

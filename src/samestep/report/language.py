@@ -110,8 +110,8 @@ def names_of(template: str) -> set[str]:
 
 def _part(template: str, values: Mapping[str, Any]) -> str:
     """Returns an optional part of a template; '' where one of its fields is missing."""
-    shown = (values.get(name) for name in names_of(template))
-    return "" if any(value is None or value is False or value in ("", []) for value in shown) else template
+    values_shown = (values.get(name) for name in names_of(template))
+    return "" if any(value is None or value is False or value in ("", []) for value in values_shown) else template
 
 
 class _Formatter(string.Formatter):
@@ -126,8 +126,8 @@ class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         spec = format_spec
         if "|" in spec:
-            one, several = spec.split("|")
-            return one if _count(value) == 1 else several
+            singular, plural_form = spec.split("|")
+            return singular if _count(value) == 1 else plural_form
         if spec.startswith("n "):
             noun = spec[2:]
             plural = "s" if self.into == "en" and _count(value) != 1 else ""

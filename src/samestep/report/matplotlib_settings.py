@@ -15,12 +15,12 @@ FILE = "matplotlibrc"
 def import_matplotlib() -> None:
     """Imports matplotlib, whose settings are those of this user; from another folder, where the current one has some,
     too."""
-    here = os.open(".", os.O_RDONLY | os.O_CLOEXEC) if os.path.lexists(FILE) else None
+    folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC) if os.path.lexists(FILE) else None
     try:
-        if here is not None:
+        if folder is not None:
             os.chdir(os.path.dirname(__file__))
         import_module("matplotlib")
     finally:
-        if here is not None:
-            os.fchdir(here)
-            os.close(here)
+        if folder is not None:
+            os.fchdir(folder)
+            os.close(folder)

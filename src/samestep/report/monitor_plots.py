@@ -78,9 +78,9 @@ def _panel(axes: Axes, title: str, samples: Sequence[Sample], lines: Sequence[Li
     seconds = [sample.seconds for sample in samples]
     for name, colour, value in lines:
         if is_rate:  # of each interval, drawn over the whole of it
-            spans = [(one, two) for one, two in pairwise(samples) if two.seconds > one.seconds]
-            rates = [(value(two) - value(one)) / (two.seconds - one.seconds) for one, two in spans]
-            edges = [spans[0][0].seconds, *(two.seconds for _, two in spans)] if spans else [0.0]
+            spans = [(earlier, later) for earlier, later in pairwise(samples) if later.seconds > earlier.seconds]
+            rates = [(value(later) - value(earlier)) / (later.seconds - earlier.seconds) for earlier, later in spans]
+            edges = [spans[0][0].seconds, *(later.seconds for _, later in spans)] if spans else [0.0]
             axes.stairs(rates, edges, color=colour, linewidth=1.4, label=name, baseline=None)
         else:
             axes.plot(seconds, [value(sample) for sample in samples], color=colour, linewidth=1.4, label=name)

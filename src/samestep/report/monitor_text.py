@@ -60,6 +60,6 @@ def sentences(summary: MonitorSummary) -> Iterator[str]:
     )
     for number, gpu in enumerate(summary.gpus):
         energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""
-        own = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
-        yield f"GPU {number}: {of_gpu(gpu)}{own}{energy}"
+        own_memory = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
+        yield f"GPU {number}: {of_gpu(gpu)}{own_memory}{energy}"
     yield from map(str, summary.notes)

@@ -62,12 +62,12 @@ def _figures(results: CompareResults) -> list[tuple[Markup, str]]:
         )
     if any(row.launches for row in results.engines):
         answer = results.same_as_one_process
-        other = " One process alone trains this job differently: see below." if answer and not answer.same else ""
+        differently = " One process alone trains this job differently: see below." if answer and not answer.same else ""
         figures.append(
             (
                 Markup(plots.losses(results)),
                 "Losses of every launch. Thinner lines are drawn over broader ones: where trainings are the same, "
-                f"they show as one striped line.{other}",
+                f"they show as one striped line.{differently}",
             )
         )
     return figures

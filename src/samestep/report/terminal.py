@@ -49,34 +49,34 @@ class TerminalTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MOST)
         gap = 2 if width >= MOST else 1
-        shown = self._columns_that_fit(width, gap)
+        columns_shown = self._columns_that_fit(width, gap)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-        for column, column_width in zip(shown, self._widths(shown, width, gap)):
+        for column, column_width in zip(columns_shown, self._widths(columns_shown, width, gap)):
             justify: JustifyMethod = "right" if column is DIFFERENCE or column in columns.IN_TERMINAL else "left"
             table.add_column(column.heading, justify=justify, width=column_width)
         for row in self.rows:
-            table.add_row(*(self._cell(column, row) for column in shown))
+            table.add_row(*(self._cell(column, row) for column in columns_shown))
         yield from console.render(table, options.update(width=width))
 
     def _columns_that_fit(self, width: int, gap: int) -> list[Column]:
         """Returns the columns without those that a terminal of `width` characters has no room for."""
-        shown = list(self.columns)
-        while sum(self._width(column) + gap for column in shown) - gap > width:
-            next_out = max(shown, key=lambda column: column.leave_out)
+        columns_shown = list(self.columns)
+        while sum(self._width(column) + gap for column in columns_shown) - gap > width:
+            next_out = max(columns_shown, key=lambda column: column.leave_out)
             if next_out.leave_out == 0:
                 break
-            shown.remove(next_out)
-        return shown
+            columns_shown.remove(next_out)
+        return columns_shown
 
     def _width(self, column: Column) -> int:
         return max(map(cell_len, [column.heading, *map(column.cell, self.rows)]))
 
-    def _widths(self, shown: Sequence[Column], width: int, gap: int) -> list[int]:
+    def _widths(self, columns_shown: Sequence[Column], width: int, gap: int) -> list[int]:
         """Each column's width. Where not even the names fit, they wrap."""
-        widths = [self._width(column) for column in shown]
-        excess = sum(widths) + gap * (len(shown) - 1) - width
+        widths = [self._width(column) for column in columns_shown]
+        excess = sum(widths) + gap * (len(columns_shown) - 1) - width
         if excess > 0:
-            widest = max(range(len(shown)), key=lambda i: widths[i])
+            widest = max(range(len(columns_shown)), key=lambda i: widths[i])
             widths[widest] = max(1, widths[widest] - excess)
         return widths
 

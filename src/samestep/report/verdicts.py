@@ -65,8 +65,8 @@ def title(row: EngineResult) -> str:
     """'ddp compress=fp16': the engine, with those of its settings that were changed. 'ddp 2 -> fsdp 3': another one has
     continued its training."""
     name = " ".join([row.engine, *(f"{key}={value}" for key, value in row.settings.items())])
-    then = row.continued_by
-    return f"{name} {row.replicas} -> {then.engine} {then.replicas}" if then else name
+    continued = row.continued_by
+    return f"{name} {row.replicas} -> {continued.engine} {continued.replicas}" if continued else name
 
 
 def label(row: EngineResult) -> str:
@@ -304,10 +304,10 @@ def row_notes(results: CompareResults) -> list[str]:
     """Returns what else there is to say about each row."""
     said = []
     for row in results.engines:
-        about = [*([numerics(row.numerics)] if row.numerics else []), *row.notes]
+        row_messages = [*([numerics(row.numerics)] if row.numerics else []), *row.notes]
         if row.verdict == "unavailable" and row.reason:
-            about.insert(0, message("verdict_and_why", verdict=verdict(row), why=row.reason))
-        said += [message("note_on_engine", engine=label(row), note=note) for note in about]
+            row_messages.insert(0, message("verdict_and_why", verdict=verdict(row), why=row.reason))
+        said += [message("note_on_engine", engine=label(row), note=note) for note in row_messages]
     return _sentences(said)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 def one_step(global_batch: int, ranks: int, micro_batches: int = 1) -> str:
     """'4 ranks × 64 = 256 samples a step', with the micro-batches, and with the uneven shares of ranks, if any."""
-    each, more = divmod(global_batch, ranks)
+    share, more = divmod(global_batch, ranks)
     who = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    rows = f"{who} × {each}" if not more else f"{more} × {each + 1} + {ranks - more} × {each} on {who}"
+    rows = f"{who} × {share}" if not more else f"{more} × {share + 1} + {ranks - more} × {share} on {who}"
     parts = f", in {micro_batches} micro-batches" if micro_batches > 1 else ""
     return f"{rows} = {global_batch} samples a step{parts}"
 

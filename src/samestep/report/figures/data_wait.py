@@ -103,22 +103,22 @@ def measured(
 
     The first step is left out where there are others: it waits for the loader processes to start.
     """
-    steps = [times for seen in ranks for times in list(zip(seen.step_s, seen.wait_s))[1:]]
-    steps = steps or [times for seen in ranks for times in zip(seen.step_s, seen.wait_s)]
+    steps = [times for record in ranks for times in list(zip(record.step_s, record.wait_s))[1:]]
+    steps = steps or [times for record in ranks for times in zip(record.step_s, record.wait_s)]
     if not steps:
         return None
     step_s, wait_s = (sum(times) / len(steps) for times in zip(*steps))
-    all_steps = sum(len(seen.step_s) for seen in ranks)
+    all_steps = sum(len(record.step_s) for record in ranks)
     return Waiting(
         step_s=step_s,
         wait_s=wait_s,
-        fetch_s=sum(seen.fetch_s for seen in ranks) / all_steps,
+        fetch_s=sum(record.fetch_s for record in ranks) / all_steps,
         rows=rows_per_step,
         workers=workers,
         prefetch=prefetch,
         cores=cores_per_rank,
         most_workers=most_workers,
-        fetch_cpu_s=sum(seen.fetch_cpu_s for seen in ranks) / all_steps,
+        fetch_cpu_s=sum(record.fetch_cpu_s for record in ranks) / all_steps,
     )
 
 

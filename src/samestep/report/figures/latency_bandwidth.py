@@ -73,9 +73,9 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
 
     chosen = best(n, 1)
     for count in range(2, min(MOST_PIECES, n // LEAST_POINTS) + 1):
-        other = best(n, count)
-        if chosen[0] > n * CLOSE**2 and other[0] < WORTH * chosen[0]:
-            chosen = other
+        finer = best(n, count)
+        if chosen[0] > n * CLOSE**2 and finer[0] < WORTH * chosen[0]:
+            chosen = finer
     ends = (0, *chosen[1])
     return [piece(first, last)[1] for first, last in pairwise(ends)]
 

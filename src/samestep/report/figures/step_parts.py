@@ -23,12 +23,12 @@ class StepParts:
 
 def step_parts(ranks: Sequence[TrainingRecord], first: int = 1) -> list[StepParts]:
     """Returns each rank's means. first: steps that are left out, where there are more."""
-    return [_parts(rank, seen, first) for rank, seen in enumerate(ranks) if seen.busy_s]
+    return [_parts(rank, record, first) for rank, record in enumerate(ranks) if record.busy_s]
 
 
-def _parts(rank: int, seen: TrainingRecord, first: int) -> StepParts:
-    first = first if len(seen.step_s) > first else 0
-    count = len(seen.step_s) - first
-    step, wait, busy = (1e3 * sum(times[first:]) / count for times in (seen.step_s, seen.wait_s, seen.busy_s))
+def _parts(rank: int, record: TrainingRecord, first: int) -> StepParts:
+    first = first if len(record.step_s) > first else 0
+    count = len(record.step_s) - first
+    step, wait, busy = (1e3 * sum(times[first:]) / count for times in (record.step_s, record.wait_s, record.busy_s))
     compute = min(busy, step - wait)  # clocks differ by microseconds
     return StepParts(rank, count, step, wait, compute, max(0.0, step - wait - compute))
