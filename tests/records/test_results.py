@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.errors import UserError
+from samestep.message import as_said
 from samestep.records.files import SCHEMA
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
@@ -25,7 +26,9 @@ from samestep.records.results import (
 )
 
 FIGURES = Summary(2.0, 1.0, 3.0, 5)
-PROVEN = EngineResult("same", engine="ddp", launcher="torchrun", settings={"bucket_mb": 1}, replicas=2, notes=("a",))
+PROVEN = EngineResult(
+    "same", engine="ddp", launcher="torchrun", settings={"bucket_mb": 1}, replicas=2, notes=(as_said("a"),)
+)
 MEASURED = replace(
     PROVEN,
     samples_per_second=FIGURES,

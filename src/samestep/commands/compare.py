@@ -391,7 +391,7 @@ def _engine_results(inspected: InspectedSetup, rows: list[Row]) -> Iterator[Engi
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
             figures = measurement(row.launches, baseline, row.facts.replicas, measured)
-            result = replace(result, **vars(replace(figures, monitor=_usage(row.launches[-1]))))
+            result = result.with_measurement(replace(figures, monitor=_usage(row.launches[-1])))
         yield result
 
 

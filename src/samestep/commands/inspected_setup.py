@@ -283,7 +283,8 @@ def result_of(row: Row) -> EngineResult:
     """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
     replicas = row.facts.replicas or None
-    result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)
+    result = EngineResult(row.verdict.verdict, engine=row.engine, launcher=row.launcher, replicas=replicas)
+    result = result.with_verdict(row.verdict)
     absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
     if row.continued_by:
         result = replace(result, continued_by=ContinuedBy(row.continued_by.name, row.continued_by.replicas))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -150,6 +150,34 @@ class EngineResult(Measurement, Verdict):
     replicas: int | None = None
     install: str | None = None
     continued_by: ContinuedBy | None = None
+
+    def with_verdict(self, verdict: Verdict) -> EngineResult:
+        """Returns the row with what the proof has found."""
+        return replace(
+            self,
+            verdict=verdict.verdict,
+            bitwise=verdict.bitwise,
+            max_difference=verdict.max_difference,
+            bound=verdict.bound,
+            first_divergence=verdict.first_divergence,
+            reason=verdict.reason,
+            notes=verdict.notes,
+            numerics=verdict.numerics,
+        )
+
+    def with_measurement(self, measurement: Measurement) -> EngineResult:
+        """Returns the row with what its launches have measured."""
+        return replace(
+            self,
+            samples_per_second=measurement.samples_per_second,
+            ratio=measurement.ratio,
+            efficiency=measurement.efficiency,
+            step_ms=measurement.step_ms,
+            peak_memory_mib=measurement.peak_memory_mib,
+            startup_s=measurement.startup_s,
+            launches=measurement.launches,
+            monitor=measurement.monitor,
+        )
 
 
 @dataclass(frozen=True)

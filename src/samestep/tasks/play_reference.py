@@ -132,8 +132,18 @@ class ReferencePlayer:
     def _separation(self, dtype: str) -> SeparationRecord:
         """Computes a few rows alone and together."""
         training = ProveTask("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
+        found = reference.separate(proof_job(self.job, training), self.world.device, self.moved or ())
         return SeparationRecord(
-            **vars(reference.separate(proof_job(self.job, training), self.world.device, self.moved or ()))
+            weights=found.weights,
+            whole=found.whole,
+            again=found.again,
+            alone=found.alone,
+            pairs=found.pairs,
+            halves=found.halves,
+            output_gap=found.output_gap,
+            moved=found.moved,
+            unknown=found.unknown,
+            collate_draws=found.collate_draws,
         )
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
