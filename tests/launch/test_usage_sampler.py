@@ -61,5 +61,5 @@ def test_counters_that_were_hidden_once_are_said_at_the_end(tmp_path: Path, monk
     monkeypatch.setattr(sampler._tree, "use", lambda: replace(use(), readable=False))
     sampler.sample()
     monkeypatch.undo()
-    assert sampler.close().notes == [message("disk_bytes_of_other_users_are_unknown")]
+    assert sampler.close().notes == (message("disk_bytes_of_other_users_are_unknown"),)
     assert not MonitorSampler(tmp_path, interval=1000.0).close().notes
