@@ -155,7 +155,7 @@ def turn(asked: Asked, job: Job, world: World, arm: Arm) -> tuple[dict[str, floa
         every = Interval(asked.steps // 2, "steps")
         checkpoints = Checkpoints(saved, world, checkpoint_store(), every=every, keep=1, resume="never")
     with heartbeat_of(arm, world, asked.folder):
-        run = Timed(job, world, asked.steps, checks=checks, checkpoints=checkpoints)
+        run = Timed(job, world, asked.steps, guards=checks, checkpoints=checkpoints)
         ddp.train(job, world, run)
     size = 0
     if checkpoints:

@@ -24,7 +24,7 @@ from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.evaluate import EvaluationSchedule, Evaluator
 from samestep.rank.graceful_stop import Stop
 from samestep.rank.guards import Guards, OnNaN, ReplicaGuard
-from samestep.rank.listeners import Watch
+from samestep.rank.listeners import Listeners, Progress, ProgressReport
 from samestep.rank.meter import Meter, StepProfile
 from samestep.rank.observer import Observer
 from samestep.rank.shards import full_state_dict
@@ -44,7 +44,6 @@ from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, BUILDING, CHECKPOINT, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
-Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
 class Run:
@@ -53,8 +52,8 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
-    watch: is called after each step; None: nobody asks. checkpoints: where the training continues, and keeps its state.
-    checks: of losses, gradients and replicas; None: losses alone are looked at, late. profile: of some steps.
+    listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
+    state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. profile: of some steps.
     """
 
     def __init__(
@@ -67,25 +66,24 @@ class Run:
         progress: Progress | None = None,
         stop: Stop | None = None,
         evaluator: Evaluator | None = None,
-        watch: Watch | None = None,
+        listeners: Listeners | None = None,
         checkpoints: Checkpoints | None = None,
-        checks: Guards | None = None,
+        guards: Guards | None = None,
         profile: StepProfile | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
-        self._on_nan = OnNaN[checks.on_nan](self.schedule, world, self.meter) if checks else None
-        self._replicas = ReplicaGuard(world, checks.replicas) if checks and checks.replicas else None
+        self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None
+        self._replicas = ReplicaGuard(world, guards.replicas) if guards and guards.replicas else None
         self.began_at: float | None = None
         self.micro_batch: MicroBatch | None = None  # of the latest call of loss()
         self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
         self._observer = Observer(world) if observe else None
-        self._progress = progress
-        self._stop, self._evaluator, self._watch = stop, evaluator, watch
+        self._progress = ProgressReport(progress)
+        self._stop, self._evaluator, self._listeners = stop, evaluator, listeners
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
         self._profile = profile or StepProfile(world)
-        self._progress_at = time.monotonic()
         self.first = 0  # the steps done before: those of the checkpoint from which the training continues
         self._done = self._skipped = 0
         self._model: nn.Module | None = None
@@ -138,8 +136,8 @@ class Run:
                 self._stop.after(position.last)
         if self._on_nan:
             self._on_nan.begin(model, optimizer, self.first)
-        if self._watch:
-            self._watch.begin(optimizer, self.first)
+        if self._listeners:
+            self._listeners.begin(optimizer, self.first)
         if self._observer:
             self._observer.begin(model, optimizer)
 
@@ -287,11 +285,11 @@ class Run:
         heartbeat.step(self._done)
         if self._ema and not skipped:
             self._ema.update()
-        if self._watch and self.micro_batch:
-            self._watch.step(self._done, self.micro_batch.epoch, self.meter)
+        if self._listeners and self.micro_batch:
+            self._listeners.step(self._done, self.micro_batch.epoch, self.meter)
         if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
-            if self._watch:
-                self._watch.pause(self.meter)
+            if self._listeners:
+                self._listeners.pause(self.meter)
             with self._ema.swapped() if self._ema else nullcontext():
                 ends = self._evaluator.evaluate(self._done)
             if self._evaluation_schedule:
@@ -303,9 +301,7 @@ class Run:
         if self._replicas and self._model is not None and self._replicas.is_due(self._done):
             self._replicas.check(self._model, self._done)
             self.meter.resume()
-        if self._progress and time.monotonic() - self._progress_at > 0.5:
-            self._progress_at = time.monotonic()
-            self._progress(self._done, self.meter.recent_loss())
+        self._progress.step(self._done, self.meter)
         if self._saving and self._saving.checkpoints.is_due(self._done, self.schedule.steps_per_epoch):
             self._save()
         self._finish()
@@ -325,8 +321,8 @@ class Run:
     def observations(self) -> TrainingRecord:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()
-        if self._watch:
-            self._watch.report(self.meter)
+        if self._listeners:
+            self._listeners.report(self.meter)
         seen = self._observer
         return TrainingRecord(
             losses=self.meter.losses,

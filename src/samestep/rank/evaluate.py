@@ -34,7 +34,7 @@ from samestep.job import Batch, Job, LRSchedule, MicroBatch, counts_by_itself, r
 from samestep.job.walk import mapped_tensors, without_graph
 from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
-from samestep.rank.listeners import Watch
+from samestep.rank.listeners import Listeners
 from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationRecord
 from samestep.world import World
@@ -343,7 +343,7 @@ class BestWeights:
     best: tuple[str, str] | None = None
     patience: int | None = None
     every_steps: int = 0
-    watch: Watch | None = None  # is called after every evaluation
+    listeners: Listeners | None = None  # are called after every evaluation
     saved: frozenset[str] | None = None  # the names of the tensors to save; None: all of them
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # index of the best evaluation in the curve
@@ -400,8 +400,8 @@ class BestWeights:
             evaluation = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
             entry |= evaluation.means()
             self.evaluated = evaluation.record()
-            if self.watch:
-                self.watch.evaluation(done, evaluation.means())
+            if self.listeners:
+                self.listeners.evaluation(done, evaluation.means())
         better = self.best_at < 0 or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
         self.curve.append(entry)
         if better:

@@ -47,7 +47,7 @@ class _Pending:
     wait_s: float
 
 
-class Watch:
+class Listeners:
     """Collects what a StepInfo holds, without a synchronisation: listeners are called once its loss has been read.
 
     rows_of: (steps) -> the rows of the first so many steps, over all ranks.
@@ -134,6 +134,24 @@ class Watch:
                 what = (str(error).strip().splitlines() or [""])[0]
                 raised = f"{type(error).__name__}: {what}"
                 say(message("listener_raised", listener=name, error=raised, line=f"{frame.filename}:{frame.lineno}"))
+
+
+Progress = Callable[[int, float], None]  # (steps done, a recent loss)
+
+
+class ProgressReport:
+    """Calls `progress`, where there is one, at most twice a second."""
+
+    EVERY_S = 0.5
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._called_at = progress, time.monotonic()
+
+    def step(self, done: int, meter: Meter) -> None:
+        """Reports how many steps are done, and a recent loss."""
+        if self._progress and time.monotonic() - self._called_at > self.EVERY_S:
+            self._called_at = time.monotonic()
+            self._progress(done, meter.recent_loss())
 
 
 def listeners_of(job: Job, logs: Iterable[str], folder: Path) -> list[Listener]:

@@ -17,7 +17,7 @@ from samestep.rank.evaluate import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.guards import Guards, check_can_skip
-from samestep.rank.listeners import Watch, listeners_of
+from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
@@ -39,9 +39,9 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
     folder = Path(plan.out)
     if training.on_nan == "skip":
         check_can_skip(job, engine.checks.cannot_skip)
-    listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
-    watch = Watch(listeners, schedule.rows_of) if listeners else None
-    best = _evaluations(training, job, world, steps, watch)
+    called = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
+    listeners = Listeners(called, schedule.rows_of) if called else None
+    best = _evaluations(training, job, world, steps, listeners)
     if training.init:
         job = replace(job, model=partial(model_with_weights, job.model, Path(training.init)))
 
@@ -60,9 +60,9 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
         progress=progress if world.rank == 0 else None,
         stop=stop,
         evaluator=best,
-        watch=watch,
+        listeners=listeners,
         checkpoints=checkpoints,
-        checks=Guards(training.on_nan, training.check_replicas),
+        guards=Guards(training.on_nan, training.check_replicas),
         profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
@@ -74,8 +74,8 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(done, state, last=True)
     best.finish()
-    if watch:
-        watch.close()
+    if listeners:
+        listeners.close()
     if training.export:
         on_first(partial(export, job.model, Path(training.weights), Path(training.export)), world, export_store())
     return replace(
@@ -97,7 +97,7 @@ def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepP
     return StepProfile(world, folder, training.profile)
 
 
-def _evaluations(training: RunTask, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:
+def _evaluations(training: RunTask, job: Job, world: World, steps: int, listeners: Listeners | None) -> BestWeights:
     """Returns what evaluates a training, and keeps its weights. Raises UserError for a scheduler that needs more."""
     epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
     if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
@@ -106,12 +106,12 @@ def _evaluations(training: RunTask, job: Job, world: World, steps: int, watch: W
         job,
         world,
         steps,
-        Path(training.weights),
-        epochs,
-        training.best,
-        training.patience,
+        weights=Path(training.weights),
+        every=epochs,
+        best=training.best,
+        patience=training.patience,
         every_steps=steps_apart,
-        watch=watch,
+        listeners=listeners,
         saved=trainable(job.model()) if job.save == "trainable" and world.rank == 0 else None,
     )
 

@@ -16,7 +16,7 @@ from samestep.commands.progress import TimeLeft
 from samestep.commands.training_options import _check_logs
 from samestep.errors import UserError
 from samestep.job import StepInfo
-from samestep.rank.listeners import Called, TensorBoard, Wandb, Watch
+from samestep.rank.listeners import Called, Listeners, TensorBoard, Wandb
 from samestep.rank.meter import Meter
 
 WRITES_STEPS = f"{TESTS}/jobs/writes_steps.py:job"
@@ -75,7 +75,7 @@ def test_a_step_is_told_when_its_loss_is_read(capsys: pytest.CaptureFixture[str]
     import torch
 
     seen: list[StepInfo] = []
-    watch, meter = Watch([Called("x", step=seen.append)], lambda steps: 4 * steps), Meter(0, "cpu")
+    watch, meter = Listeners([Called("x", step=seen.append)], lambda steps: 4 * steps), Meter(0, "cpu")
     meter.begin()
     for step in range(9):
         for weight in (3.0, 1.0):
