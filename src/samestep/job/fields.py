@@ -100,8 +100,7 @@ class JobFields:
 
     def output(self, model: nn.Module, batch: Batch) -> Any:
         """Calls `forward`. Returns its output, without the state where it carries one."""
-        returned = self.forward(model, batch)
-        return output_and_state(returned)[0] if self.carry_state else returned
+        return output_and_state(self.forward(model, batch))[0] if self.carry_state else self.forward(model, batch)
 
     def evaluated(self: AnyJob) -> AnyJob:
         """Returns the job whose training data are the evaluation's, in their order, collated for it."""
@@ -118,9 +117,9 @@ class JobFields:
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         """Builds the job's scheduler of `optimizer` for the training loop; a constant one where the job has none, and
         where evaluations step it, outside of the loop."""
-        from torch.optim.lr_scheduler import LambdaLR
-
         if self.scheduler is None or self.scheduler.every == "evaluation":
+            from torch.optim.lr_scheduler import LambdaLR
+
             return LambdaLR(optimizer, lambda _: 1.0)
         return self.scheduler.make(optimizer)
 

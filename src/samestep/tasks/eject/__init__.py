@@ -1,7 +1,8 @@
 """eject(job, engine): one stand-alone script without samestep, joined from the files that are proven.
 
-The job, the engine's loop and what both stand on are the files' own lines. The run around them is runtime/, which is
-copied as it stands; a test runs every script where samestep cannot be imported, and finds samestep's own weights.
+The job, the engine's loop and what both stand on are the files' own lines; reach.py says which of them this job on this
+engine never reaches, and prune.py leaves these out. The run around them is runtime/. A test runs every script where
+samestep cannot be imported, and finds samestep's own weights.
 """
 
 from __future__ import annotations
@@ -10,50 +11,52 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from samestep import engine as engines
 from samestep.errors import UserError
+from samestep.job import Job
 from samestep.tasks.eject import runtime
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
+from samestep.tasks.eject.neighbours import Neighbours
+from samestep.tasks.eject.prune import pruned
+from samestep.tasks.eject.reach import CLOSURE, PRESENT, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.runtime import whole_run
-from samestep.tasks.eject.runtime.run import CLOSURE, special_parts
-from samestep.tasks.eject.source import Source, origin
+from samestep.tasks.eject.source import Source, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
 
 RUNTIME = runtime.__name__
-STANDS_FOR: dict[Place, Place] = {
-    ("samestep.job", "Job"): (f"{RUNTIME}.job", "Job"),
-    ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
-    ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
-    ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
-    ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
-    ("samestep.errors", "UserError"): (f"{RUNTIME}.errors", "UserError"),
-    ("samestep.errors", "Refused"): (f"{RUNTIME}.errors", "Refused"),
-    ("samestep.message", "message"): (f"{RUNTIME}.errors", "message"),
-}
+TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts that whole_run.py trains
+# Engines with a checkpoint of another kind than one state dict of the model and one of the optimizer.
+NOT_SAVED = {"deepspeed"}
+CONSOLIDATED = {"zero", "fairscale"}
+SHARDED = {("fsdp", ""), ("fabric", "model_parallel"), ("lightning", "model_parallel")}  # and their strategies
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 
     {launch}
 
-It trains, saves weights.pt and evaluates them, each row once. The last line holds the settings. First comes the job,
-then the engine's loop, `train`, then the code that both need, each under the name of its file in samestep.{beside}
+It trains, saves weights.pt and evaluates them, each row once.{saves}{beside}
 """
 '''
+OTHER_JOB = "these options make a job with other parts: samestep eject --set … writes its script"
+SAVES = " It continues from the checkpoint of an epoch."
 
 
 def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[str, Any], size: int, file: str) -> str:
-    """The script that trains the job `target` (with --set's `texts`) on an engine, on `size` ranks by its launch line.
+    """Returns the script that trains the job `target` (with --set's `texts`) on an engine.
 
-    A job of the user's is built, to see what its script needs; where that fails, as without its data, the script has it
-    all. Raises UserError for a job that no script can hold.
+    size: the ranks of its launch line. The job is built, to see what its script needs; where that fails, as without its
+    data, the script has more. Raises UserError for a job that no script can hold.
     """
     _check_head(file)
     _check_head(target.rpartition("/")[2])
@@ -61,68 +64,134 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     launch = _launch_lines()
     if engine.needs.processes not in launch:
         raise UserError(
-            f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
-            f"{', '.join(launch)} alone; choose another engine"
+            f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for {', '.join(launch)} "
+            "alone; choose another engine"
         )
     given = _given(function, texts, target)
-    job, called = home(target, function)
-    of = sys.modules[engine.train.__module__]
-    roots = [(job.__name__, called), (of.__name__, "train")]
-    roots += [(of.__name__, "close")] if engine.close else []
+    module, called = home(target, function)
     layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)
-    parts = _parts(job, function, target, texts, given[1], size)
+    job = _built(function, target, texts)
+    parts = _parts(module, job, given[1], size)
     _check_parts(parts or set(), name, layout, engine.needs.processes)
-    whole = [(whole_run.__name__, "WholeRun")] if parts != set() else []
-    start = f"{RUNTIME}.{engine.needs.processes}", "start"
-    joined, beside = settled([*roots, *whole, start], job, STANDS_FOR)
-    chosen = _unlike_the_defaults(engine, settings)
-    if layout.lone_batchnorm:
-        if given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm"):
-            raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
-        chosen |= {"lone_batchnorm": True} if engine.needs.processes == "one" else {}
-    built = f"{called}({', '.join(_arguments(given[0]))})"
-    if given[1]:
-        built = f"replace({', '.join([built, *_arguments(given[1])])})"
-    run = ["run=WholeRun"] if whole else []
-    started = ", ".join([built, *(root[1] for root in roots[1:]), *run, *_arguments(chosen)])
-    extra = {"Path": Import("pathlib", "Path", "Path")} if "Path(" in started else {}
-    extra |= {"replace": Import("dataclasses", "replace", "replace")} if given[1] else {}
-    script = "\n".join(
-        [
-            HEAD.format(
-                title=f"{target.rpartition('/')[2]} on {name}",
-                launch=launch[engine.needs.processes].format(size=size, file=shlex.quote(file)),
-                beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
-            ),
-            block(_imports(joined) | extra),
-            *(_section(joined, source) for source in joined.order()),
-            f'\nif __name__ == "__main__":\n    start({started})\n',
-        ]
+    if layout.lone_batchnorm and (given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm")):
+        raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
+    near = Neighbours(module)
+    own = {each: Source(importlib.import_module(each), True, is_ours) for each in near.own or {module.__name__}}
+    options = settable(function, given[0])
+    reach = reach_of(job, own, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options))
+    plan = ScriptPlan(engine, name, settings, reach, is_whole=parts != set())
+    joined = _joined([(module.__name__, called), *plan.roots()], module, near, plan)
+    last = _last_lines(called, given, options, plan)
+    imports = _imports(joined) | {"annotations": Import("__future__", "annotations", "annotations")}
+    imports |= {"argparse": Import("argparse", "", "argparse")} if "argparse" in last else {}
+    imports |= {"Path": Import("pathlib", "Path", "Path")} if "Path(" in last else {}
+    imports |= {"replace": Import("dataclasses", "replace", "replace")} if given[1] else {}
+    beside = near.files()
+    head = HEAD.format(
+        title=f"{target.rpartition('/')[2]} on {name}",
+        launch=launch[engine.needs.processes].format(size=size, file=shlex.quote(file)),
+        saves=SAVES if plan.saves else "",
+        beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
     )
+    first, *sections = _sections(joined)
+    script = "\n\n\n".join([f"{head}\n{block(imports)}\n\n{first}", *sections, last])
     _check_file(file, script)
     return script
 
 
-def _parts(
-    job: ModuleType,
-    function: Any,
-    target: str,
-    texts: Mapping[str, str],
-    general: Mapping[str, Any],
-    size: int,
-) -> set[str] | None:
-    """Returns the special parts of a job; None where it cannot be built."""
-    if job.__name__.startswith("samestep."):  # which has them by a setting alone, and its data may be large
-        return {"gather_outputs"} if general.get("gather_outputs") else set()
+class ScriptPlan:
+    """Which of runtime/ a script has, and what is known of it. is_whole: its steps take more than a plain one's."""
+
+    def __init__(
+        self, engine: engines.Engine, name: str, settings: Mapping[str, Any], reach: Reach, *, is_whole: bool
+    ) -> None:
+        self.module = sys.modules[engine.train.__module__].__name__
+        self.kind, self.reach = engine.needs.processes, reach
+        self.close = "close" if engine.close else ""
+        self.saves = not is_whole and name not in NOT_SAVED
+        is_sharded = (name, str(settings.get("strategy", ""))) in SHARDED
+        self.run: Place = (f"{RUNTIME}.run", "Run")
+        if is_whole:
+            self.run = (whole_run.__name__, "WholeRun")
+        texts = {setting: literal(value) for setting, value in settings.items()}
+        simple = all(type(value) in (bool, int, float, str, type(None)) for value in settings.values())
+        start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
+        self.settings = {} if simple else _unlike_the_defaults(engine, settings)
+        values = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
+        values |= {"close": PRESENT if self.close else None, **reach.values}
+        self.reach = replace(reach, values=values, parameters={"train": texts if simple else {}, "start": start})
+        world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
+        self.stands_for: dict[Place, Place] = {
+            ("samestep.job", "Job"): ("samestep.job.fields", "Job"),
+            ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
+            ("samestep.job", "MicroBatch"): (f"{RUNTIME}.micro_batch", "MicroBatch"),
+            ("samestep.job.batch", "MicroBatch"): (f"{RUNTIME}.micro_batch", "MicroBatch"),
+            ("samestep.errors", "UserError"): (f"{RUNTIME}.errors", "UserError"),
+            ("samestep.errors", "Refused"): (f"{RUNTIME}.errors", "Refused"),
+            ("samestep.message", "message"): (f"{RUNTIME}.errors", "message"),
+            ("samestep.world", "World"): world,
+            (f"{RUNTIME}.world", "World"): world,
+            ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
+        }
+        if reach.plain_rows:
+            self.stands_for[f"{RUNTIME}.loader", "loaded"] = (f"{RUNTIME}.plain_rows", "loaded")
+            self.stands_for["samestep.job", "Batch"] = (f"{RUNTIME}.plain_rows", "Batch")
+        if not reach.plain_evaluation:
+            self.stands_for[f"{RUNTIME}.plain_evaluation", "finish"] = (f"{RUNTIME}.evaluation", "finish")
+
+    def roots(self) -> list[Place]:
+        """Returns what the script's last lines need, beside the job."""
+        close = [(self.module, "close")] if self.close else []
+        runs = [] if self.run[1] == "Run" else [self.run]
+        return [(self.module, "train"), *close, *runs, (f"{RUNTIME}.{self.kind}", "start")]
+
+
+def _joined(roots: list[Place], job: ModuleType, near: Neighbours, plan: ScriptPlan) -> Joined:
+    """Joins the script's modules, and leaves out what nothing in them uses, until there is nothing more."""
+    members: dict[str, set[str]] = {}
+    while True:
+        joined = settled(roots, job, near, plan.stands_for, partial(_rewritten, plan.reach, members))
+        unused = unused_members(joined.kept, joined.sources, plan.reach)
+        more = {name: names - members.get(name, set()) for name, names in unused.items()}
+        if not any(more.values()) and members.keys() >= unused.keys():
+            return joined
+        members = {name: names | members.get(name, set()) for name, names in unused.items()}
+
+
+def _rewritten(reach: Reach, members: Mapping[str, set[str]], module: str, text: str) -> str:
+    """Returns the text of one of samestep's modules as a script has it."""
+    if module.startswith("samestep.jobs."):
+        return text
+    if module == "samestep.job.fields":  # whose class samestep's own Job extends by the checks of its values
+        text = text.replace("JobFields", "Job").replace("train: Dataset", "train: Any")
+        text = text.replace("evaluation: Dataset | None", "evaluation: Any")
+        text = re.sub(r'("""A training job\.).*?"""', r'\1"""', text, flags=re.DOTALL)
+        text = re.sub(r"  # type: ignore\[.*", "", text)
+    elif module.startswith("samestep.engines."):
+        text = text.replace("-> State:", "-> dict[str, Any]:")
+    return pruned(text, reach.known(module, members))
+
+
+def _built(function: Any, target: str, texts: Mapping[str, str]) -> Job | None:
+    """Returns the job; None where it cannot be built."""
     try:
-        return special_parts(build_by(function, target, texts), size=size)
+        return build_by(function, target, texts)
     except UserError:
         return None
 
 
+def _parts(module: ModuleType, job: Job | None, general: Mapping[str, Any], size: int) -> set[str] | None:
+    """Returns the special parts of a job; None where they are not known."""
+    if job is not None:
+        return special_parts(job, size=size)
+    if module.__name__.startswith("samestep."):  # which has them by a setting alone
+        return {"gather_outputs"} if general.get("gather_outputs") else set()
+    return None
+
+
 def _check_parts(parts: set[str], name: str, layout: engines.Layout, kind: str) -> None:
     """Raises UserError for a job that no script trains, or none of this engine, whose processes are of this kind."""
-    if absent := parts - whole_run.WholeRun.supports:
+    if absent := parts - TRAINED:
         raise UserError(f"a script cannot train a job with {' and '.join(sorted(absent))}; train it with samestep")
     of_kind: frozenset[str] = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
     if absent := parts & (of_kind if layout.closures else of_kind | {CLOSURE}):
@@ -160,19 +229,70 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 
 def _imports(joined: Joined) -> Imports:
     """The import lines of all sources, as one."""
-    imports: Imports = {"annotations": Import("__future__", "annotations", "annotations")}
+    imports: Imports = {}
     for source in joined.order():
         imports |= joined.imports[source.name]
     return imports
 
 
-def _section(joined: Joined, source: Source) -> str:
-    """A part of the script: where it comes from, what its file says of itself, its lines."""
-    place = source.name.replace(".", "/") + ".py" if not source.whole else source.path.name
-    aliases = [f"{local} = {there}" for local, there in joined.aliases[source.name].items()]
-    text = "\n".join([*aliases, source.kept(joined.kept[source.name])])
-    said = f'\n"""{source.docstring}\n"""\n\n' if source.docstring else ""
-    return f"\n# {'-' * 118}\n# {place}\n{said}\n{text}\n"
+def _sections(joined: Joined) -> list[str]:
+    """Returns the parts of the script: each with where it comes from, what its file says of itself, and its lines."""
+    sections = []
+    is_begun = False
+    for source in joined.order():
+        aliases = [f"{local} = {there}" for local, there in joined.aliases[source.name].items()]
+        text = "\n\n\n".join(part for part in ("\n".join(aliases), source.kept(joined.kept[source.name])) if part)
+        if source.whole or source.name.startswith(("samestep.jobs.", "samestep.engines.")) or not is_ours(source.name):
+            place = source.path.name if source.whole else f"{source.name.replace('.', '/')}.py"
+            docstring = source.docstring or ""
+            if not source.whole:
+                docstring = docstring.partition("\n\n")[0]
+            end = "\n" if "\n" in docstring else ""
+            sections.append(f"# {f' {place} ':-^118}" + (f'\n\n"""{docstring}{end}"""' if docstring else ""))
+            is_begun = False
+        elif not is_begun:
+            sections.append(f"# {' What these need ':-^118}")
+            is_begun = True
+        sections += [text] if text else []
+    return sections
+
+
+def _last_lines(
+    called: str,
+    given: tuple[dict[str, Any], dict[str, Any]],
+    options: Mapping[str, tuple[str, Any]],
+    plan: ScriptPlan,
+) -> str:
+    """Returns the end of the script, which reads its options, builds the job and starts."""
+    fixed = {name: value for name, value in given[0].items() if name not in options}
+    lines = []
+    for name, (kind, default) in options.items():
+        needs = "required=True" if default is inspect.Parameter.empty else f"default={literal(default)}"
+        lines.append(f'parser.add_argument("--{name.replace("_", "-")}", type={kind}, {needs})')
+    arguments = [*(["**options"] if options else []), *_arguments(fixed)]
+    started = ["train"]
+    taken = {"--checkpoint": plan.saves, "ranks": plan.kind == "ray"}
+    for flag, name, kind in (("--checkpoint", "checkpoint", 'default="checkpoint.pt"'), ("ranks", "ranks", "type=int")):
+        if taken[flag]:
+            name = name if name not in options else f"{name}_of_script"
+            lines.append(f'parser.add_argument("{flag.replace(flag.lstrip("-"), name.replace("_", "-"))}", {kind})')
+            started.append(f'{flag.lstrip("-")}=options.pop("{name}")')
+    if lines:
+        lines = ["parser = argparse.ArgumentParser()", *lines, "options = vars(parser.parse_args())"]
+    if len(started) > 1:  # before the job takes the other options
+        lines += [f"{text.partition('=')[0]} = {text.partition('=')[2]}" for text in started[1:]]
+        started = ["train", *(f"{text.partition('=')[0]}={text.partition('=')[0]}" for text in started[1:])]
+    built = f"{called}({', '.join(arguments)})"
+    if given[1]:
+        built = f"replace({', '.join([built, *_arguments(given[1])])})"
+    if assumed := plan.reach.assumed:
+        lines.append(f"job_of_options = {built}")
+        built = "job_of_options"
+        names = [f"{built}.{name}" if value else f"not {built}.{name}" for name, value in assumed.items()]
+        lines.append(f"if not ({' and '.join(names)}):")
+        lines.append(f'    raise SystemExit("{OTHER_JOB}")')
+    lines.append(f"start({', '.join([built, *started, *_arguments(plan.settings)])})")
+    return 'if __name__ == "__main__":\n' + "".join(f"    {line}\n" for line in lines)
 
 
 def literal(value: Any) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import builtins
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from samestep.errors import UserError
 from samestep.tasks.eject.imports import Imports
 from samestep.tasks.eject.names import listed
 from samestep.tasks.eject.neighbours import Neighbours
-from samestep.tasks.eject.source import Source, Statement, source_of_ours
+from samestep.tasks.eject.source import Source, Statement, is_ours
 
 Place = tuple[str, str]  # a module and a name in it
 
@@ -22,6 +22,7 @@ class Joined:
     roots: what the script's last line calls: the job, the engine's functions, and the start, which takes them all.
     own: the user's modules that the script holds, each of them whole.
     stands_for: what a script has in the place of some of samestep's names. dropped: leftovers of the user's.
+    rewrite: (module, text) -> the text of one of samestep's modules, of which the script has what it needs.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class Joined:
         own: set[str],
         stands_for: Mapping[Place, Place],
         dropped: set[Place],
+        rewrite: Callable[[str, str], str],
     ) -> None:
         self.roots, self.own, self.stands_for, self.dropped = roots, own, stands_for, dropped
+        self.rewrite = rewrite
         self.sources: dict[str, Source] = {}
         self.kept: dict[str, list[Statement]] = {}
         self.imports: dict[str, Imports] = {}  # by the source that asks for them
@@ -49,7 +52,7 @@ class Joined:
         if module not in self.sources:
             whole = module in self.own
             loaded = importlib.import_module(module)
-            source = Source(loaded, True, self._is_inlined) if whole else source_of_ours(loaded)
+            source = Source(loaded, True, self._is_inlined) if whole else Source(loaded, False, is_ours, self.rewrite)
             self.sources[module], self.kept[module], self.before[module] = source, [], set()
             self.imports[module], self.aliases[module] = {}, {}
             if whole:
@@ -65,7 +68,7 @@ class Joined:
         return self.sources[module]
 
     def _is_inlined(self, module: str) -> bool:
-        return module in self.own or module.partition(".")[0] == "samestep"
+        return module in self.own or is_ours(module)
 
     def _need(self, module: str, name: str) -> Place:
         """Adds what defines a name of a module; where that is."""
@@ -185,7 +188,8 @@ class Joined:
 
         start = self.roots[-1][0]
         runtime = start.rpartition(".")[0]
-        basic = [name for name in self.sources if name in self.basic or name.startswith((runtime, "samestep.job."))]
+        first = ("samestep.jobs.", "samestep.engines.")
+        basic = [name for name in self.sources if is_ours(name) and not name.startswith(first)]
         basic.sort(key=lambda name: not name.startswith(runtime))  # the runtime first
         for module in [*(name for name in self.sources if name not in basic), *basic]:
             if self.kept[module] and module != start:
@@ -219,18 +223,24 @@ class Joined:
         return earlier - {module}
 
 
-def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Place]) -> tuple[Joined, list[str]]:
-    """The script's modules without clashes of names, and the files that it needs beside it.
+def settled(
+    roots: list[Place],
+    job: ModuleType,
+    near: Neighbours,
+    stands_for: Mapping[Place, Place],
+    rewrite: Callable[[str, str], str],
+) -> Joined:
+    """Returns the script's modules without clashes of names. near: what then stays in files beside the script.
 
     Of two things with one name, the user's leftover is dropped, and a module beside the job stays a file.
     Raises UserError that says what to rename in the job's file.
     """
-    near, dropped = Neighbours(job), set[Place]()
+    dropped = set[Place]()
     while True:
-        joined = Joined(roots, near.own, stands_for, dropped)
+        joined = Joined(roots, near.own, stands_for, dropped, rewrite)
         clashes = joined.clashes()
         if not clashes:
-            return joined, near.files()
+            return joined
         places = [(module, name) for name, modules in clashes.items() for module in modules]
         if leftovers := set().union(*(joined.leftovers(*place) for place in places)):
             dropped |= leftovers

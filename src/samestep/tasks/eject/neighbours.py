@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from samestep.errors import UserError
-from samestep.tasks.eject.source import Source, Use, origin
+from samestep.tasks.eject.source import Source, Use, is_ours, origin
 
 
 class Neighbours:
@@ -47,7 +47,7 @@ class Neighbours:
             self.own, self.beside = self.own - modules, self.beside | modules
             modules = {use.module for name in self.beside for use in self._near(name)} - self.beside
         for name in sorted(self.beside):
-            if any(_is_ours(use.module) for use in self._sources[name].uses_of_modules()):
+            if any(is_ours(use.module) for use in self._sources[name].uses_of_modules()):
                 file = self._sources[name].path.name
                 raise UserError(
                     f"{file} imports samestep, and the script would have to import {file}; in the job's file, write "
@@ -66,13 +66,13 @@ class Neighbours:
         """Whether a module that could stay a file uses `__file__`, which in the script is the script's."""
         source = self._sources[name]
         named = any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(source.tree))
-        return named and not any(_is_ours(use.module) for use in source.uses_of_modules())
+        return named and not any(is_ours(use.module) for use in source.uses_of_modules())
 
     def _near(self, name: str) -> list[Use]:
         """What a module imports of those beside the job."""
         uses = []
         for use in self._sources[name].uses_of_modules():
-            file = None if _is_ours(use.module) or use.module == name else origin(use.module)
+            file = None if is_ours(use.module) or use.module == name else origin(use.module)
             if file and file.is_relative_to(self._root) and "site-packages" not in file.parts:
                 uses.append(use)
         return uses
@@ -80,7 +80,7 @@ class Neighbours:
     def _check(self, source: Source, use: Use) -> None:
         says = f"{source.path.name} has `{ast.unparse(use.node)}`"
         star = any(alias.name == "*" for alias in use.node.names)
-        if _is_ours(use.module) and (star or not (use.by_name and use.at_top)):
+        if is_ours(use.module) and (star or not (use.by_name and use.at_top)):
             raise UserError(
                 f"{says}, and a script has no samestep; write `from samestep import Job, …` at the file's top, "
                 "each name by itself"
@@ -89,7 +89,3 @@ class Neighbours:
             raise UserError(f"{says}, which does not say what it imports; import the names that the job needs")
         if getattr(use.node, "level", 0) and not use.at_top:
             raise UserError(f"{says}, and a script is in no package; write it at the file's top")
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "samestep"

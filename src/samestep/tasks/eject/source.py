@@ -7,7 +7,6 @@ import importlib.util
 import tokenize
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -58,15 +57,23 @@ class Source:
     """The text of `module`.
 
     whole: of a file that the user wrote: all of it is kept. Of others, what is used.
-    is_inlined: whether the script holds the module of this name itself.
+    is_inlined: whether the script holds the module of this name itself. rewrite: changes a module's text.
     links: names that come from such modules -> (module, name). imports: those that come from others.
     """
 
-    def __init__(self, module: ModuleType, whole: bool, is_inlined: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        whole: bool,
+        is_inlined: Callable[[str], bool],
+        rewrite: Callable[[str, str], str] | None = None,
+    ) -> None:
         self.module, self.name, self.whole, self._is_inlined = module, module.__name__, whole, is_inlined
         self.path = Path(str(module.__file__))
         with tokenize.open(self.path) as file:
             self.text = file.read()
+        if rewrite:
+            self.text = rewrite(self.name, self.text)
         self.lines = self.text.split("\n")
         self.tree = ast.parse(self.text)
         self.package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
@@ -163,6 +170,10 @@ class Source:
         for node in self.tree.body:
             if id(node) not in keep:
                 gone |= self._lines(node)
+                first = min(self._lines(node))
+                while not self.whole and first > 1 and self.lines[first - 2].startswith("#"):
+                    first -= 1
+                    gone.add(first)
         out: list[str] = []
         for number, line in enumerate(self.lines, 1):
             if number in lines & gone:
@@ -182,10 +193,9 @@ class Source:
                 yield ast.get_source_segment(self.text, each.node) or ""
 
 
-@cache
-def source_of_ours(module: ModuleType) -> Source:
-    """The source of a module that is not the user's."""
-    return Source(module, False, lambda name: name.partition(".")[0] == "samestep")
+def is_ours(module: str) -> bool:
+    """Whether a module is samestep's."""
+    return module.partition(".")[0] == "samestep"
 
 
 def origin(module: str) -> Path | None:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samestep.errors import Refused
 from samestep.job import Job
-from samestep.tasks.eject.runtime.evaluation import finish
-from samestep.tasks.eject.runtime.run import CLOSURE, Run, World, special_parts
+from samestep.tasks.eject.runtime.plain_evaluation import finish
+from samestep.tasks.eject.runtime.run import Run
 
 LAUNCH = "horovodrun -np {size} python {file}"
-UNSUPPORTED = frozenset(("gather_outputs", CLOSURE))  # which need torch's process group
+UNSUPPORTED = frozenset(("gather_outputs", "an optimizer whose step needs a closure"))  # they need torch's own group
 
 
-class Ranks(World):
-    """The processes of Horovod."""
+@dataclass(frozen=True)
+class World:
+    """The place of this process among Horovod's."""
+
+    rank: int
+    size: int
+    local_size: int
+    device: str
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device,)
 
     def gather(self, value: Any) -> list[Any]:
         import horovod.torch as hvd
@@ -37,11 +47,10 @@ class Ranks(World):
 def start(
     job: Job,
     train: Callable[..., Any],
-    close: Callable[[], None] | None = None,
-    /,
     *,
-    run: type[Run] = Run,
-    **settings: Any,
+    checkpoint: str = "",
+    close: Callable[[], None] | None = None,
+    run: Callable[..., Run] = Run,
 ) -> None:
     """Trains, saves and evaluates, as the rank that Horovod's environment names."""
     if "HOROVOD_RANK" not in os.environ:
@@ -49,21 +58,14 @@ def start(
     rank, size, local_rank, local_size = (
         int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     )
-    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
-    if device != "cpu":
-        torch.cuda.set_device(device)
-    world = Ranks(rank, size, local_size, (device,))
-    check(job, size)
+    if job.sync_batchnorm and size > 1:
+        raise SystemExit("SyncBatchNorm does not find the other ranks of Horovod; leave sync_batchnorm out")
     torch.set_num_threads(1)
-    finish(job, train(job, world, run(job, world), **settings), world)
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda:{local_rank}"
+        torch.cuda.set_device(device)
+    world = World(rank=rank, size=size, local_size=local_size, device=device)
+    finish(job, train(job, world, run(job, world, checkpoint)), world)
     if close:
         close()
-
-
-def check(job: Job, size: int) -> None:
-    """Refuses what Horovod's ranks cannot do together."""
-    if size > 1 and job.sync_batchnorm:
-        raise Refused("SyncBatchNorm does not find the other ranks of Horovod; leave sync_batchnorm out")
-    if size > 1 and (absent := special_parts(job, size) & UNSUPPORTED):
-        parts = " and ".join(sorted(absent))
-        raise SystemExit(f"a script of Horovod's cannot train a job with {parts} on several ranks")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from samestep.job import Job
-from samestep.tasks.eject.runtime.evaluation import finish
-from samestep.tasks.eject.runtime.group import Ranks, synced
+from samestep.tasks.eject.runtime.group import World, synced
+from samestep.tasks.eject.runtime.plain_evaluation import finish
 from samestep.tasks.eject.runtime.run import Run
 
 LAUNCH = "python {file} {size}"
@@ -22,27 +22,24 @@ IS_RANK = "SCRIPT_IS_A_RANK"  # environment variable: TorchTrainer has started t
 def start(
     job: Job,
     train: Callable[..., Any],
-    close: Callable[[], None] | None = None,
-    /,
     *,
-    run: type[Run] = Run,
-    **settings: Any,
+    checkpoint: str = "",
+    ranks: int,
+    close: Callable[[], None] | None = None,
+    run: Callable[..., Run] = Run,
 ) -> None:
     """Trains, saves and evaluates as a rank; outside of one, starts as many ranks as the script's argument says."""
     from ray.train import ScalingConfig
     from ray.train.torch import TorchTrainer, get_device
 
     if IS_RANK not in os.environ:
-        if not sys.argv[1:]:
-            raise SystemExit(f"TorchTrainer starts the ranks of this script; say how many: python {sys.argv[0]} 2")
-        workers = ScalingConfig(num_workers=int(sys.argv[1]), use_gpu=torch.cuda.is_available())
+        workers = ScalingConfig(num_workers=ranks, use_gpu=torch.cuda.is_available())
         script = {"argv": [str(Path(sys.argv[0]).resolve()), *sys.argv[1:]], "folder": os.getcwd(), "variable": IS_RANK}
         TorchTrainer(run_again, train_loop_config=script, scaling_config=workers).fit()
         return
-    rank, size, local_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    world = Ranks(rank, size, local_size, (str(get_device()),))
+    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), str(get_device()))
     torch.set_num_threads(1)
-    finish(job, train(synced(job, world), world, run(job, world), **settings), world)
+    finish(job, train(synced(job, world) if job.sync_batchnorm else job, world, run(job, world, checkpoint)), world)
     if close:
         close()
 

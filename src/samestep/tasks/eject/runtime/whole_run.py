@@ -1,6 +1,7 @@
 """WholeRun, in the place of Run: also for averaged weights, carried state, gathered outputs and optimizers like LBFGS.
 
-A script has it where its job uses one of these, or where samestep could not build the job to see.
+A script has it where its job uses one of these, or where samestep could not build the job to see. It saves no
+checkpoints.
 """
 
 from __future__ import annotations
@@ -14,23 +15,22 @@ from torch.optim import Optimizer
 from samestep.job import Batch, Job
 from samestep.rank.step import CarriedState, Closure, loss_over_all_rows
 from samestep.rank.weights import Ema
-from samestep.tasks.eject.runtime.run import CLOSURE, Run
+from samestep.tasks.eject.runtime.run import Run
 
 
 class WholeRun(Run):
     """One training of `job` on this rank, with all but phases and rates that evaluations move."""
 
-    supports = frozenset(("ema", "carry_state", "gather_outputs", CLOSURE))
-
     world: Any  # a World, which Closure and loss_over_all_rows take for samestep's own
+    schedule: Any
 
-    def __init__(self, job: Job, world: Any) -> None:
-        super().__init__(job, world)
+    def __init__(self, job: Job, world: Any, checkpoint: str = "") -> None:
+        super().__init__(job, world, checkpoint)
         self.ema: Ema | None = None
         self.carried = CarriedState() if job.carry_state else None
         self.recomputed = Closure(world) if job.optimizer.needs_closure else None
 
-    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:
         self.model = model
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -52,7 +52,7 @@ class WholeRun(Run):
         return loss, share
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
-        """The arguments of the optimizer's step: one function where it computes the loss again, as LBFGS does."""
+        """Returns the arguments of the optimizer's step: a function that computes the loss again, where LBFGS asks."""
         return (self.recomputed.of_step(self.model, backward),) if self.recomputed else ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
