@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,11 +18,11 @@ from samestep.engines import ddp
 from samestep.errors import UserError
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.imports import Import, block
-from samestep.tasks.eject.runtime import group, horovod, run
+from samestep.tasks.eject.runtime import group, horovod
 from samestep.tasks.inspect.load import build
 
-CUT = "\ndef cut(x):\n    return x\n"
-WRAPPED = "return cut(F.cross_entropy(output, batch.targets))"
+KEY = "\ndef key(x):\n    return x\n"
+WRAPPED = "return key(F.cross_entropy(output, batch.targets))"
 REFUSED: dict[str, tuple[Changes, str]] = {
     "samestep itself": (
         [(IMPORT, "import torch\nimport samestep as ss\n")],
@@ -37,14 +37,14 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         [(IMPORT, "import torch\nfrom math import *\n")],
         r"`from math import \*`.*does not say what it imports",
     ),
-    "a function's name": ([(END, CUT), (LOSS, WRAPPED)], "rename `cut`"),
-    "a decorated function's name": ([(END, "\n@id" + CUT)], "rename `cut`"),
+    "a function's name": ([(END, KEY), (LOSS, WRAPPED)], "rename `key`"),
+    "a decorated function's name": ([(END, "\n@id" + KEY)], "rename `key`"),
     "a value's name": ([(BEGIN, "\ntrain = SAMPLES =")], "rename `train`"),
     "two names": ([(BEGIN, "\ntrain = start = SAMPLES =")], "rename `start` and `train`"),
     "a name of Python's": ([(BEGIN, "\nenumerate = SAMPLES =")], "rename `enumerate`"),
     "an import's name": (
-        [(IMPORT, "import torch\nfrom math import sin as default_collate\n")],
-        "rename `default_collate`",
+        [(IMPORT, "import torch\nfrom math import sin as Tensor\n")],
+        "rename `Tensor`",
     ),
     "another name for samestep's": (
         [
@@ -115,14 +115,17 @@ def test_a_job_that_no_script_trains(case: str, tmp_path: Path) -> None:
         _eject(written(tmp_path, changes), engine)
 
 
-def test_a_script_whose_job_has_been_changed(tmp_path: Path) -> None:
-    """After it was written, by hand."""
-    job = replace(build(written(tmp_path, []), {}), ema=0.9)
-    with pytest.raises(SystemExit, match="this script cannot train a job with ema: train it with samestep"):
-        run.Run(job, run.World())
-    job = replace(build(written(tmp_path, []), {}), gather_outputs=True)
-    with pytest.raises(SystemExit, match="a script of Horovod's cannot train a job with gather_outputs on several"):
-        horovod.check(job, 2)
+def test_options_that_make_a_job_with_other_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has no lines for them."""
+    given = [("job()", "job(clip: float = 0.0)"), (GLOBAL_BATCH, "global_batch=8, clip_norm=clip or None")]
+    script = tmp_path / "script.py"
+    script.write_text(_eject(written(tmp_path, given)))
+    assert "clip_grad_norm_" not in script.read_text()
+    assert "clip_grad_norm_(" in _eject(written(tmp_path, given), clip="0.5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), "--clip", "0.5"])
+    with pytest.raises(SystemExit, match="samestep eject --set"):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
@@ -130,8 +133,8 @@ def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
     script = _eject(
         written(tmp_path, [(IMPORT, "import torch\n"), ("return Job(", "open('/no/data')\n    return Job(")])
     )
-    assert script.endswith("    start(job(), train, run=WholeRun)\n")
-    assert "run=" not in _eject(written(tmp_path, []))
+    assert "class WholeRun(Run)" in script
+    assert "WholeRun" not in _eject(written(tmp_path, []))
 
 
 def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:
@@ -152,7 +155,8 @@ def test_settings_are_in_the_script(setting: str, text: str, tmp_path: Path) -> 
         tmp_path, [(IMPORT, "import torch\nfrom pathlib import Path\n"), ("job()", f"job(x: {setting} = None)")]
     )
     script = _eject(target, x=text)
-    called = script.rpartition("start(job(x=")[2].rpartition("), train)")[0]
+    option = re.search(rf'parser.add_argument\("--x", type={setting}, default=(.*)\)', script)
+    called = option[1] if option else script.rpartition("start(job(x=")[2].rpartition("), train")[0]
     assert repr(eval(called, {"Path": Path})) == repr(value)
     assert "import Path\n" in script
 
@@ -227,16 +231,17 @@ def test_an_engine_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
     """Its loop and what that needs stand as they are; the rest of its file is left out."""
     _strange(tmp_path, monkeypatch, ENGINE)
     script = eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
-    kept = ENGINE[ENGINE.index("# How much") : ENGINE.index("def unused")] + ENGINE[ENGINE.index("def train") :]
+    kept = ENGINE[ENGINE.index("# How much") : ENGINE.index("def unused")] + ENGINE[ENGINE.index("def close") :]
     assert all(part.strip() in script for part in kept.split("\n\n"))
+    assert "def train(job, world, run: Run):\n    return scaled(2)\n" in script
     assert "UNIT = 2\nSCALE = UNIT * 3\n" in script and "import functools\n" in script
     assert not re.search("OTHER|def unused|import statistics|Layout|PROCESSES", script)
-    assert script.endswith("    start(job(), train, close, depth=2)\n")
+    assert "    close()\n" in script and "too deep" not in script
 
 
 def test_an_engine_that_has_a_name_of_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "cut"))
-    with pytest.raises(UserError, match="would define `cut` twice; rename it in the engine's file"):
+    _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "key"))
+    with pytest.raises(UserError, match="would define `key` twice; rename it in the engine's file"):
         eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from scripts import HERE, result, run_own, run_script, skip_unless_here, write
+import torch
+from scripts import HERE, launch, result, run_own, run_script, skip_unless_here, write
 
 from budget import budget
 from command import DRAWN
@@ -32,6 +34,36 @@ def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     script = write("digits", engine, tmp_path / "script", 2, DIGITS)
     own = STANDS_FOR.get(engine, engine)
     run_script(script, engine, 2).check_equal(run_own("digits", own, tmp_path / "own", 2, DIGITS))
+
+
+def test_a_script_is_short_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """Here after it was ended in its second epoch."""
+    whole, ended = (write("digits", "ddp", tmp_path / name, 2, {"width": "8"}) for name in ("whole", "ended"))
+    text = whole.read_text()
+    assert text.count("\n") <= 350
+    absent = "micro_batch:|clip_norm|Weighted|find_unused|DataLoader|KeyedRandom|torchmetrics|HOROVOD|no_sync|carry"
+    assert not re.search(absent, text)
+    expected = result(whole, launch(whole, ["--epochs", "3"], "ddp", 2, hidden=True))
+    stops = "    def step(self, loss: Tensor, *, skipped: bool = False) -> None:\n"
+    assert stops in text
+    ended.write_text(text.replace(stops, f"{stops}        if self.done == 20:\n            os._exit(0)\n"))
+    launch(ended, ["--epochs", "3"], "ddp", 2, hidden=True)
+    assert not ended.with_name("weights.pt").exists() and torch.load(ended.with_name("checkpoint.pt"))["steps"] == 12
+    ended.write_text(text)
+    result(ended, launch(ended, ["--epochs", "3"], "ddp", 2, hidden=True)).check_equal(expected)
+
+
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=FULL) for name in ("fsdp", "zero", "amp", "horovod")])
+def test_other_engines_continue_from_a_checkpoint(engine: str, tmp_path: Path) -> None:
+    skip_unless_here(engine)
+    whole, ended = (write("digits", engine, tmp_path / name, 2, {"width": "8"}) for name in ("whole", "ended"))
+    text = whole.read_text()
+    expected = result(whole, launch(whole, ["--epochs", "2"], engine, 2, hidden=True))
+    stops = "    def step(self, loss: Tensor, *, skipped: bool = False) -> None:\n"
+    ended.write_text(text.replace(stops, f"{stops}        if self.done == 20:\n            os._exit(0)\n"))
+    launch(ended, ["--epochs", "2"], engine, 2, hidden=True)
+    ended.write_text(text)
+    result(ended, launch(ended, ["--epochs", "2"], engine, 2, hidden=True)).check_equal(expected)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +148,7 @@ CHOSEN = [
 def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path) -> None:
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS, **chosen)
-    assert all(f", {name}=" in script.read_text().rpartition("start(")[2] for name in chosen)
+    assert "\ndef train(job: Job, world: World, run: Run) -> dict[str, Any]:\n" in script.read_text()
     run_script(script, engine, 2).check_equal(run_own("digits", engine, tmp_path / "own", 2, DIGITS, **chosen))
 
 

@@ -28,8 +28,8 @@ from samestep.tasks.eject import runtime
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.neighbours import Neighbours
-from samestep.tasks.eject.prune import pruned
-from samestep.tasks.eject.reach import CLOSURE, PRESENT, Reach, reach_of, settable, special_parts, unused_members
+from samestep.tasks.eject.prune import PRESENT, pruned
+from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.runtime import whole_run
 from samestep.tasks.eject.source import Source, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
@@ -117,7 +117,7 @@ class ScriptPlan:
         simple = all(type(value) in (bool, int, float, str, type(None)) for value in settings.values())
         start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
         self.settings = {} if simple else _unlike_the_defaults(engine, settings)
-        values = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
+        values: dict[str, Any] = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
         values |= {"close": PRESENT if self.close else None, **reach.values}
         self.reach = replace(reach, values=values, parameters={"train": texts if simple else {}, "start": start})
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"

@@ -63,12 +63,15 @@ class Known:
 
 def pruned(text: str, known: Known) -> str:
     """Returns the text of a module without what is never reached."""
-    while edits := outermost(_Edits(text, known).of(ast.parse(text))):
+    while True:
         data = text.encode()
+        found = _Edits(text, known).of(ast.parse(text))
+        edits = outermost(edit for edit in found if data[edit.begin : edit.end] != edit.text.encode())
+        if not edits:
+            return text
         for edit in reversed(edits):
             data = data[: edit.begin] + edit.text.encode() + data[edit.end :]
         text = data.decode()
-    return text
 
 
 def outermost(edits: Iterable[Edit]) -> list[Edit]:
@@ -107,7 +110,10 @@ def value_of(node: ast.expr, values: Mapping[str, Any]) -> Any:
             inner = [value_of(argument, values) for argument in arguments]
             if name == "bool" and inner == [PRESENT]:
                 return True
-            return UNKNOWN if _any_unknown(inner) or PRESENT in inner else FUNCTIONS[name](*inner)
+            try:
+                return UNKNOWN if _any_unknown(inner) or PRESENT in inner else FUNCTIONS[name](*inner)
+            except (TypeError, ValueError):  # of a branch that is not reached
+                return UNKNOWN
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
             inner = [value_of(left, values), value_of(right, values)]
             return inner[0] - inner[1] if all(type(value) is int for value in inner) else UNKNOWN
@@ -336,7 +342,7 @@ class _Edits:
 
     def _arguments(self, node: ast.Call) -> Iterator[Edit]:
         """Leaves out arguments: `*()`, and the values of fields and parameters that are left out."""
-        gone: list[ast.AST] = []
+        gone: list[Any] = []
         for argument in node.args:
             if isinstance(argument, ast.Starred) and value_of(argument.value, self.values) == ():
                 gone.append(argument)
@@ -348,9 +354,9 @@ class _Edits:
         for argument in gone:
             number = arguments.index(argument)
             begin, end = self._place(argument)
-            line = self.lines[argument.lineno - 1]  # type: ignore[attr-defined]
-            if node.lineno != argument.lineno and line.strip().startswith(self.data[begin:end]):  # type: ignore[attr-defined]
-                yield self._lines(argument.lineno, argument.end_lineno, [])  # type: ignore[attr-defined]
+            before = self.lines[argument.lineno - 1][: argument.col_offset]
+            if node.lineno != argument.lineno and not before.strip():
+                yield self._lines(argument.lineno, argument.end_lineno, [])
             elif number + 1 < len(arguments):
                 yield Edit(begin, self._place(arguments[number + 1])[0], "")
             else:
@@ -371,12 +377,8 @@ class _Edits:
             return True
         if keyword.arg == "scheduler" and "job.lr_scheduler(optimizer)" in self.known.unused:
             return True
-        defaults = self.known.defaults.get(name, {})
-        return (
-            isinstance(keyword.value, ast.Constant)
-            and keyword.arg in defaults
-            and (defaults[keyword.arg] is keyword.value.value)
-        )
+        default = self.known.defaults.get(name, {}).get(keyword.arg or "", UNKNOWN)
+        return isinstance(keyword.value, ast.Constant) and keyword.value.value is default
 
     def _place(self, node: Any) -> tuple[int, int]:
         return (

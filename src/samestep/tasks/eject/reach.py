@@ -21,13 +21,13 @@ from samestep.job import Job, counts_by_itself
 from samestep.job.fields import JobFields
 from samestep.tasks.eject import runtime
 from samestep.tasks.eject.prune import PRESENT, SIMPLE, UNKNOWN, Known
-from samestep.tasks.eject.source import Source, Statement
+from samestep.tasks.eject.source import Source, Statement, is_ours
 
 RUNTIME = runtime.__name__
 # The fields that say what a step does; the others are numbers and functions, of any value.
-STRUCTURE = ("evaluation", "metrics", "collate", "augment", "weight", "evaluation_weight", "scheduler", "max_steps")
-STRUCTURE += ("ema", "micro_batch", "gather_outputs", "clip_norm", "last", "order", "shuffle", "sync_batchnorm")
-STRUCTURE += ("phases", "carry_state", "evaluation_collate")
+STRUCTURE = {"evaluation", "metrics", "collate", "augment", "weight", "evaluation_weight", "scheduler", "max_steps"}
+STRUCTURE |= {"ema", "micro_batch", "gather_outputs", "clip_norm", "last", "order", "shuffle", "sync_batchnorm"}
+STRUCTURE |= {"phases", "carry_state", "evaluation_collate"}
 CLOSURE = "an optimizer whose step needs a closure"
 NO_DERIVATIVES = {"torch", "torchvision", "torchmetrics", "transformers", "numpy", "sklearn", "PIL", "samestep"}
 # Classes whose fields a script leaves out where nothing reads them; of others, the methods that nothing calls.
@@ -95,6 +95,7 @@ class Reach:
     plain_evaluation: bool
     parts: frozenset[str]
     fields: frozenset[str]
+    given: Given
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -102,20 +103,22 @@ class Reach:
     def known(self, module: str, members: Mapping[str, Collection[str]]) -> Known:
         """Returns what is known of the code of a module of samestep's."""
         values = dict(self.values)
+        is_engine = module.startswith("samestep.engines.") or not is_ours(module)  # or of another package
+        is_loop = is_engine or module.startswith(RUNTIME)
         if module == "samestep.job.fields":
             values = {name.replace("job.", "self.", 1): value for name, value in values.items() if name[:4] == "job."}
         elif module.startswith("samestep.job"):
             values = {name: value for name, value in values.items() if name == "self.groups"}
         else:
             values |= {f"self.{name}": value for name, value in values.items() if name.startswith("job.")}
-        parameters = self.parameters if module.startswith(("samestep.engines.", RUNTIME)) else {}
+        parameters = self.parameters if is_loop else {}
         return Known(
             values,
             parameters,
             members=members if module.startswith(SHAKEN) else {},
-            defaults=_library_defaults(module) if module.startswith("samestep.engines.") else {},
+            defaults=_library_defaults(module) if is_engine else {},
             unused=self.unused,
-            texts=self.texts if module.startswith(("samestep.engines.", RUNTIME)) else {},
+            texts=self.texts if is_loop else {},
         )
 
 
@@ -182,9 +185,8 @@ def reach_of(
     if job is None and values.get("job.metrics") == ():
         values["COUNTS"] = False
     values |= _loop_values(job, values, parts)
-    returns_none = any(
-        re.search(r"\breturn None\b|\breturn$|\bNone\b.*\bif\b|else None", s.text) for s in sources.values()
-    )
+    reads_data = any("data" in _attributes(source.tree) for source in sources.values())
+    returns_none = any(RETURNS_NONE.search(source.text) for source in sources.values())
     plain = [values.get(f"job.{name}", UNKNOWN) for name in ("evaluation_weight", "carry_state")]
     has_loss = not returns_none and not any(value is UNKNOWN or value for value in plain)
     texts: dict[str, str] = {}
@@ -203,10 +205,11 @@ def reach_of(
     return Reach(
         values=values,
         assumed=assumed,
-        plain_rows=is_tensors and not any("data" in _attributes(source.tree) for source in sources.values()),
+        plain_rows=is_tensors and parts == set() and not reads_data,
         plain_evaluation=not values["COUNTS"] and not values["DERIVES"] and has_loss,
         parts=frozenset(parts or ()),
         fields=frozenset({*fields, *general}),
+        given=given,
         unused=frozenset(unused),
         texts=texts,
     )
@@ -316,17 +319,19 @@ def unused_members(
                 if sources[module].whole or owner.endswith("job") or module == "samestep.job.fields":
                     of_job.add(node.attr)
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-                names = {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
-                read, of_job = read | names, of_job | names
+                texts = {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
+                read, of_job = read | texts, of_job | texts
     unused: dict[str, set[str]] = {}
     for node in classes:
-        given = reach.fields if node.name == "Job" else set()
         members = unused.setdefault(node.name, set())
         names = [statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)]
         if node.name in VALUES:
             targets = [statement.target for statement in node.body if isinstance(statement, ast.AnnAssign)]
-            names += [target.id for target in targets if isinstance(target, ast.Name)]
-        used = (of_job if node.name == "Job" else read) | given
+            fields = [target.id for target in targets if isinstance(target, ast.Name)]
+            by_place = fields[: reach.given.by_place.get(node.name, 0)] if reach.given.is_known else fields
+            given = reach.fields if node.name == "Job" else {*by_place, *reach.given.names} & {*fields}
+            names += [name for name in fields if node.name not in ("Job", *OWN_CLASSES) or name not in given]
+        used = of_job if node.name == "Job" else read
         members |= {name for name in names if name not in used and not name.startswith("__")}
     return unused
 

@@ -14,10 +14,17 @@ class World(Protocol):
     rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives.
     """
 
-    rank: int
-    size: int
-    local_size: int
-    devices: tuple[str, ...]
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def local_size(self) -> int: ...
+
+    @property
+    def devices(self) -> tuple[str, ...]: ...
 
     @property
     def device(self) -> str: ...
