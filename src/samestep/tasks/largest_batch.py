@@ -10,6 +10,7 @@ import torch
 from samestep.data.loader import Rows, to_device
 from samestep.errors import UserError
 from samestep.job import Batch, Job, MicroBatch
+from samestep.message import message
 from samestep.world import World
 
 
@@ -18,42 +19,25 @@ def out_of_memory(job: Job, micro_batch: MicroBatch, world: World) -> UserError:
 
     The memory of the training must have been freed before.
     """
-    rows = len(micro_batch.indices)
-    message = f"step {micro_batch.step}: rank {world.rank} ran out of memory with {rows} rows at once"
+    rows, place = len(micro_batch.indices), {"step": micro_batch.step, "rank": world.rank}
     if _fits(job, micro_batch, rows, world):
-        return UserError(
-            f"step {micro_batch.step}: rank {world.rank} ran out of memory, though its {rows} rows fit by "
-            "themselves: see what the job keeps from step to step (losses or outputs with their graphs), or what the "
-            "engine needs besides"
-        )
+        return UserError(message("out_of_memory_though_rows_fit", rows=rows, **place))
     fits = rows // 2
     while fits and not _fits(job, micro_batch, fits, world):
         fits //= 2
     if not fits and not _fits(job, micro_batch, 0, world):
         return no_model(job, world)
     if not fits:
-        return UserError(
-            f"{message}, and with 1 as well when it was tried with the whole model here; use smaller rows, or an "
-            "engine that shards the model, such as --engine fsdp"
-        )
+        return UserError(message("out_of_memory_with_one_row", rows=rows, **place))
     if job.gather_outputs:
-        return UserError(
-            f"{message}; {fits} fit{'s' * (fits == 1)}, and gather_outputs needs all at once: use more ranks, or a "
-            "smaller global_batch"
-        )
-    return UserError(
-        f"{message}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
-    )
+        return UserError(message("out_of_memory_with_gathered_outputs", rows=rows, fits=fits, **place))
+    return UserError(message("out_of_memory_with_so_many_rows", rows=rows, fits=fits, **place))
 
 
 def no_model(job: Job, world: World) -> UserError:
     """Returns the error for a model that does not fit into memory, whatever its rows."""
     optimizer = job.of_phases()[0].optimizer.cls.__name__
-    return UserError(
-        f"rank {world.rank} has too little memory for the model, its gradients and the state of {optimizer}, "
-        "whatever the number of rows; use fewer ranks on this machine, a smaller model or an optimizer with less "
-        "state, or an engine that shards them, such as --engine fsdp"
-    )
+    return UserError(message("out_of_memory_for_the_model", rank=world.rank, optimizer=optimizer))
 
 
 def _fits(job: Job, micro_batch: MicroBatch, rows: int, world: World) -> bool:

@@ -14,6 +14,7 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import ByLength, Job, Lanes
+from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.shards import digest_state
 from samestep.records.interruption import INTERRUPTED, interruption
@@ -102,10 +103,7 @@ class ReferencePlayer:
             raise
         except Exception as error:
             if "Tried to step" in str(error):  # OneCycleLR's message
-                raise UserError(
-                    f"the job's scheduler ends before the proof's {self.plan.steps} steps; give fewer with "
-                    "--steps, or a longer schedule"
-                ) from error
+                raise UserError(message("scheduler_ends_before_the_proof", steps=self.plan.steps)) from error
             if dtype == "float32":
                 raise
             text = str(error).strip()

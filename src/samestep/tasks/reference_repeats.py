@@ -7,6 +7,7 @@ from math import isnan
 from samestep import reference
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.message import message
 
 
 def _check_samples_repeat(job: Job, device: str) -> None:
@@ -14,11 +15,7 @@ def _check_samples_repeat(job: Job, device: str) -> None:
     rows = list(range(min(2, len(job.train))))
     first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
     if first != second:
-        raise UserError(
-            "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
-            "be compared; draw from Python's, numpy's or torch's global generator, which samestep keys by the sample, "
-            "or in Job.augment from the generator that it is given"
-        )
+        raise UserError(message("sample_differs_when_read_again"))
 
 
 def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
@@ -41,8 +38,4 @@ def check_repeats(result: reference.TrainingResult, again: reference.TrainingRes
 def _check_same(first: float, second: float, device: str) -> None:
     if first == second or isnan(first) or (device != "cpu" and abs(first - second) <= 1e-6 * abs(first)):
         return
-    raise UserError(
-        "the job does not repeat itself: the same rows, weights and random seed gave a loss of "
-        f"{first!r} and then of {second!r}; draw random numbers from torch's default generator alone (not from "
-        "numpy, random or a torch.Generator of your own), and keep no counters outside of the model"
-    )
+    raise UserError(message("loss_differs_when_computed_again", first=first, second=second))

@@ -37,7 +37,8 @@ def main(asked_file: Path, came_to: Path) -> None:
         means = evaluate(job, plain_model(job, state, world), world).means() if job.evaluation is not None else None
     if world.rank == 0:
         torch.save({"weights": {name: value.cpu() for name, value in state.items()}, "means": means}, came_to)
-    getattr(engine, "close", lambda: None)()
+    if engine.close:
+        engine.close()
     sys.stdout.flush()
     os._exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any

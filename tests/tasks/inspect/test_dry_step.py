@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from samestep import Job, Lanes, LRSchedule, Recipe
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.tasks.inspect.dry_step import dry_step
 from samestep.tasks.inspect.job import inspect_job
 
@@ -82,12 +82,13 @@ def accuracy() -> Any:
     return MulticlassAccuracy(2)
 
 
-# case -> the changes to the job, or a function that makes them where they import much; and what is said
-CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = {
+# case -> the changes to the job, or a function that makes them where they import much; and what is said: words of the
+# sentence of a wrong argument, or the id and fields of a message
+Changed = dict[str, Any]
+CHANGES: dict[str, tuple[Changed | Callable[[], Changed], str | tuple[str, dict[str, Any]]]] = {
     "optimizer that is built": (
         lambda: {"optimizer": torch.optim.SGD(NET.parameters(), lr=0.3)},
-        "optimizer is an instance of SGD; each engine builds the optimizer itself, some after they have sharded the "
-        'model: write optimizer=Recipe(torch.optim.SGD, {"lr": 0.3})',
+        'optimizer=Recipe(torch.optim.SGD, {"lr": 0.3})',
     ),
     "optimizer's class alone": (
         {"optimizer": torch.optim.Adam},
@@ -95,8 +96,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
     ),
     "optimizer of a function": (
         {"optimizer": lambda parameters: torch.optim.Adam(parameters)},
-        "optimizer is a function; each engine builds the optimizer itself, some after they have sharded the model: "
-        'write optimizer=Recipe(torch.optim.AdamW, {"lr": 0.001})',
+        'optimizer=Recipe(torch.optim.AdamW, {"lr": 0.001})',
     ),
     "recipe of a name": ({"optimizer": Recipe("adam", {})}, "optimizer is a Recipe of 'adam'; "),  # type: ignore[arg-type]
     "recipe with a rate": (
@@ -105,8 +105,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
     ),
     "model that is built": (
         {"model": NET},
-        "model is an instance of Linear; engines build it, each time with the same weights: write a function, "
-        "def model(): torch.manual_seed(0); return Net()",
+        "instance of Linear",
     ),
     "criterion of torch's": (
         {"criterion": nn.CrossEntropyLoss()},
@@ -118,13 +117,16 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
     ),
     "criterion of the targets": (
         {"criterion": lambda output, targets: F.cross_entropy(output, targets)},
-        "it is called with (output, batch): the targets are batch.targets",
+        ("function_of_the_job_raised", {"function": "criterion", "hint": message("criterion_is_given_the_batch")}),
     ),
     "scheduler's class alone": (
         {"scheduler": torch.optim.lr_scheduler.StepLR},
         "scheduler is the class StepLR; it is built with the optimizer: write scheduler=LRSchedule(lambda optimizer: ",
     ),
-    "sparse buffer": ({"model": Graph}, "adjacency is sparse (sparse_coo), which engines cannot send"),
+    "sparse buffer": (
+        {"model": Graph},
+        ("tensor_of_the_model_is_sparse", {"name": "adjacency", "layout": "sparse_coo"}),
+    ),
     "sparse rows": (
         {
             "collate": lambda samples: (
@@ -132,12 +134,15 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
                 torch.stack([y for _, y in samples]),
             )
         },
-        "a tensor of the batch is sparse (sparse_coo)",
+        ("tensor_of_a_batch_is_sparse", {"layout": "sparse_coo"}),
     ),
-    "optimizer's setting": ({"optimizer": Recipe(torch.optim.SGD, {"speed": 1})}, "the job's optimizer raised"),
+    "optimizer's setting": (
+        {"optimizer": Recipe(torch.optim.SGD, {"speed": 1})},
+        ("function_of_the_job_raised", {"function": "optimizer", "rows": None}),
+    ),
     "scheduler with a metric": (
         {"scheduler": LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)},
-        "ReduceLROnPlateau needs a metric",
+        ("scheduler_needs_a_metric", {"scheduler": "ReduceLROnPlateau"}),
     ),
     "no length": ({"train": Endless()}, "train is an instance of Endless, which has no length or no rows by index"),
     "a stream that is shuffled": (
@@ -149,27 +154,30 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
         "a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)",
     ),
     "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
-    "batch of another kind": ({"collate": lambda samples: Opaque()}, "a batch holds a Opaque"),
+    "batch of another kind": ({"collate": lambda samples: Opaque()}, ("batch_holds_other_objects", {"type": "Opaque"})),
     "batch that is no number": ({"global_batch": 4.0}, "global_batch is 4.0, a float; it must be a whole number"),
     "weights of zero": ({"weight": lambda index: 0.0}, "the weights of the rows of step 0 add up to 0.0"),
-    "forward that raises": ({"forward": _raise}, "the job's forward raised on 4 rows: KeyError: 'no such column'"),
-    "collate that raises": ({"collate": _raise}, "the job's reading raised on 4 rows: KeyError"),
-    "model that raises": ({"model": _raise}, "the job's model() raised: KeyError"),
-    "model that ends the process": ({"model": lambda: sys.exit(3)}, "the job's model() raised: SystemExit: 3"),
+    "forward that raises": (
+        {"forward": _raise},
+        ("function_of_the_job_raised", {"function": "forward", "rows": 4, "error": "KeyError: 'no such column'"}),
+    ),
+    "collate that raises": ({"collate": _raise}, ("function_of_the_job_raised", {"function": "reading", "rows": 4})),
+    "model that raises": ({"model": _raise}, ("model_raised", {"error": "KeyError: 'no such column'"})),
+    "model that ends the process": ({"model": lambda: sys.exit(3)}, ("model_raised", {"error": "SystemExit: 3"})),
     "model without sizes": (
         {"model": lambda: nn.Sequential(nn.LazyLinear(2))},
-        "the size of 0.weight is not known until rows come",
+        ("parameter_is_lazy", {"parameter": "0.weight"}),
     ),
-    "model that is none": ({"model": lambda: print}, "the job's model() returned builtin_function_or_method"),
-    "optimizer without a step": ({"optimizer": Recipe(Stepless)}, "the job's optimizer Stepless has no step"),
-    "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, "does not depend on any parameter"),
+    "model that is none": ({"model": lambda: print}, ("model_is_no_module", {"type": "builtin_function_or_method"})),
+    "optimizer without a step": ({"optimizer": Recipe(Stepless)}, ("optimizer_has_no_step", {"optimizer": "Stepless"})),
+    "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, ("loss_depends_on_no_parameter", {})),
     "metric that is a mean": (
         {"metrics": {"mean": lambda output, batch: output.mean()}, "evaluation": TensorDataset(X, Y)},
         "the metric 'mean' returned a tensor of shape [] for 4 rows",
     ),
     "metric that raises": (
         {"metrics": {"right": lambda output, batch: batch["y"]}, "evaluation": TensorDataset(X, Y)},
-        "the job's metric 'right' raised on 4 rows: TypeError",
+        ("function_of_the_job_raised", {"function": "metric 'right'", "rows": 4}),
     ),
     "metric without targets": (
         lambda: {
@@ -179,11 +187,11 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
             "forward": lambda model, batch: model(batch.data["x"]),
             "criterion": lambda output, batch: output.mean(),
         },
-        "the metric 'accuracy' is given (output, batch.targets), and a batch that is a dict has none",
+        ("metric_gets_no_targets", {"metric": "accuracy"}),
     ),
     "weights of zero in the evaluation": (
         {"evaluation": TensorDataset(X, Y), "evaluation_weight": lambda index: 0.0},
-        "the evaluation's rows all weigh 0",
+        ("evaluation_rows_weigh_nothing", {}),
     ),
     "clipping at a text": ({"clip_norm": "a"}, "clip_norm is 'a', a str; it must be a number"),
     "metrics in a list": (
@@ -201,15 +209,15 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
             "model": lambda: nn.EmbeddingBag.from_pretrained(torch.ones(5, 2), freeze=False, sparse=True),
             "forward": lambda model, batch: model(batch.inputs.long()),
         },
-        "is sparse",
+        ("gradient_is_sparse", {"parameter": "weight"}),
     ),
     "all rows of an output that has none": (
         {"gather_outputs": True, "forward": lambda model, batch: model(batch.inputs).mean(0)},
-        "forward returns no tensor whose first dimension is the rows; return what each row gives",
+        ("gathered_output_has_no_rows", {}),
     ),
     "all rows of texts": (
         {"gather_outputs": True, "forward": lambda model, batch: (model(batch.inputs), "a text")},
-        "gather_outputs gathers tensors, and the output or the batch holds a str; let forward and collate return",
+        ("gathered_output_holds_other_objects", {"type": "str"}),
     ),
     "a state without a tensor": (
         {
@@ -218,7 +226,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
             "last": "drop",
             "forward": lambda model, batch: (model(batch.inputs), None),
         },
-        "the state that forward returned holds no tensor",
+        ("carried_state_holds_no_tensor", {}),
     ),
     "a state that forward does not take": (
         {
@@ -227,7 +235,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
             "last": "drop",
             "forward": lambda model, batch: (model(batch.inputs + (0 if batch.state is None else batch.state)),) * 2,
         },
-        "the job's forward with batch.state raised on 4 rows: RuntimeError",
+        ("function_of_the_job_raised", {"function": "forward with batch.state", "rows": 4}),
     ),
     "all rows in parts": (
         {"gather_outputs": True, "micro_batch": 4},
@@ -261,7 +269,11 @@ def changed(case: str = "") -> Job:
 def test_one_sentence(case: str) -> None:
     with pytest.raises(UserError) as raised:
         inspect_job(f"{__file__}:changed", {"case": case}, 2, 8, "cpu")
-    assert CHANGES[case][1] in str(raised.value)
+    says, said = CHANGES[case][1], raised.value.message
+    if isinstance(says, str):
+        assert says in str(raised.value)
+    else:
+        assert said.id == says[0] and {name: said.fields[name] for name in says[1]} == says[1]
     assert "\n" not in str(raised.value)
 
 
@@ -275,8 +287,10 @@ def parses() -> Job:
 
 def test_the_line_is_the_users_own_where_a_library_raised() -> None:
     line = parses.__code__.co_firstlineno + 1
-    with pytest.raises(UserError, match=rf"JSONDecodeError: .* \({re.escape(__file__)}, line {line}\)$"):
+    with pytest.raises(UserError) as raised:
         inspect_job(f"{__file__}:parses", {}, 2, 8, "cpu")
+    fields = raised.value.message.fields
+    assert fields["at"] == f"{__file__}, line {line}" and fields["error"].startswith("JSONDecodeError: ")
 
 
 def twofold() -> Job:

@@ -73,14 +73,17 @@ def test_the_proof_has_no_size_that_the_job_never_has(rows: int, replicas: int) 
 
 def test_a_size_that_is_refused_is_named_and_the_remedy_helps() -> None:
     refused = facts(rows="170").refused  # the last step has 10 rows
-    assert all("step 5" in str(refused[n]) and "last=drop" in str(refused[n]) for n in (1, 2))
+    for said in (refused[1], refused[2]):
+        assert said and said.id == "job_refuses_a_number_of_rows"
+        assert (said.fields["step"], said.fields["setting"]) == (5, "last=drop")
     assert facts(rows="170", last="drop").refused == {1: None, 2: None}
 
 
 def test_an_evaluation_of_another_size_is_named() -> None:
     assert facts(always="yes", evaluated="40").refused == {1: None, 2: None}  # 32 rows, then 8
-    with pytest.raises(UserError, match="micro_batch rows at once"):
+    with pytest.raises(UserError) as raised:
         facts(always="yes", evaluated="36")
+    assert raised.value.message.id == "evaluation_rows_refused"
 
 
 def test_a_job_that_takes_any_size_is_proven_on_an_uneven_one() -> None:

@@ -64,8 +64,8 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     launch = _launch_lines()
     if engine.needs.processes not in launch:
         raise UserError(
-            f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for {', '.join(launch)} "
-            "alone; choose another engine"
+            f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
+            f"{', '.join(launch)} alone; choose another engine"
         )
     given = _given(function, texts, target)
     module, called = home(target, function)
@@ -78,7 +78,9 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     near = Neighbours(module)
     own = {each: Source(importlib.import_module(each), True, is_ours) for each in near.own or {module.__name__}}
     options = settable(function, given[0])
-    reach = reach_of(job, own, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options))
+    reach = reach_of(
+        job, own, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options)
+    )
     plan = ScriptPlan(engine, name, settings, reach, is_whole=parts != set())
     joined = _joined([(module.__name__, called), *plan.roots()], module, near, plan)
     last = _last_lines(called, given, options, plan)

@@ -17,6 +17,7 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
+from samestep.message import message
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.step import default_generator
 from samestep.reference.carried import output_and_loss
@@ -53,16 +54,10 @@ def dry_evaluation(
         warnings.simplefilter("ignore")  # of metrics that expect more rows
         found = raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
     if not found.sums:
-        raise UserError(
-            "the criterion returns None in the evaluation, and the job has no metrics: nothing would be measured; give "
-            "Job(metrics=…), or leave evaluation out"
-        )
+        raise UserError(message("evaluation_measures_nothing"))
     has_loss = "loss" in found.sums
     if not has_loss and job.scheduler and job.scheduler.every == "evaluation" and job.scheduler.metric == "loss":
-        raise UserError(
-            "the scheduler steps by the evaluation's loss, and the criterion returns None there; give it one of the "
-            f"job's metrics: LRSchedule(…, every='evaluation', metric='{next(iter(job.metrics))}')"
-        )
+        raise UserError(message("scheduler_steps_by_a_missing_loss", metric=next(iter(job.metrics))))
     return DryEvaluation(draws, has_loss)
 
 
@@ -93,18 +88,14 @@ def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
         try:
             raising("criterion", lambda: without_graph(output_and_loss, job, model, batch), micro_batch.rows)
         except UserError as error:
+            kind, name = _kind_of(output), type(output).__name__
             raise UserError(
-                f"in the evaluation, on what forward returns there ({_kind_of(output)}), {error}; where that has no "
-                "loss, let the criterion return None, and the job's metrics measure it: "
-                f"if isinstance(output, {type(output).__name__}): return None"
+                message("criterion_fails_in_the_evaluation", output=kind, type=name, why=error.message)
             ) from error
         for name, metric in job.metrics.items():
             if counts_by_itself(metric):
                 if batch.targets is None and not reads_batch(metric):
-                    raise UserError(
-                        f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
-                        "give (inputs, targets), or a subclass of it with def update(self, output, batch)"
-                    )
+                    raise UserError(message("metric_gets_no_targets", metric=name))
                 raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), micro_batch.rows)
                 continue
             values = raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), micro_batch.rows)

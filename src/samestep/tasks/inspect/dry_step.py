@@ -21,18 +21,15 @@ from samestep.data.schedule import Schedule
 from samestep.errors import UserError, not_a_scalar
 from samestep.job import Batch, Job, output_and_state
 from samestep.job.walk import leaves_of, without_graph
+from samestep.message import message
 from samestep.rank.step import ActivePhase, detached, is_one_row_error
 from samestep.world.imports import is_users_code
 
 ROWS = 4
-HINTS = {  # what an error of the job's functions says -> what to write
-    r"\bBatch\b": "; it is called with (output, batch): the targets are batch.targets",
-    r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": (
-        "; the rows are dicts: write forward=lambda model, batch: model(**batch.data), or model(batch.data['…'])"
-    ),
-    r"must be Tensor, not NoneType|^'NoneType' object has no attribute": (
-        "; batch.targets is None where a row is no (inputs, targets) pair: take them from batch.data"
-    ),
+HINTS = {  # what an error of the job's functions says -> the message that says what to write
+    r"\bBatch\b": message("criterion_is_given_the_batch"),
+    r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": message("rows_are_dicts"),
+    r"must be Tensor, not NoneType|^'NoneType' object has no attribute": message("rows_have_no_targets"),
 }
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
@@ -74,9 +71,7 @@ def dry_step(
     _check_optimizer(job, model)
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
-            raise UserError(
-                f"{name} is complex, which the proof's float64 would make real; store it as two real numbers"
-            )
+            raise UserError(message("parameter_is_complex", parameter=name))
     micro_batch = schedule.step(at[0], 0, at[1])[0]
     rows = min(micro_batch.rows, most)
     micro_batch = replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows)
@@ -84,12 +79,9 @@ def dry_step(
     data: Any = raising("reading", lambda: Rows(job)[micro_batch][1], micro_batch.rows)
     for leaf in leaves_of(data):
         if not isinstance(leaf, PLAIN):
-            raise UserError(
-                f"a batch holds a {type(leaf).__name__}, whose tensors samestep cannot find; let collate return "
-                "tensors in tuples, lists or dicts"
-            )
+            raise UserError(message("batch_holds_other_objects", type=type(leaf).__name__))
         if isinstance(leaf, Tensor):
-            check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
+            check_dense(leaf)
     active, flop, kept = ActivePhase(job.phases, model), 0.0, 0
     sizes, began = _output_sizes(model), time.perf_counter()
     try:
@@ -103,7 +95,7 @@ def dry_step(
             return DryStep([], 0.0)  # inspect_job checks which ranks get one row
         if not job.phases:
             raise
-        raise UserError(f"phase '{job.phases[number].name}': {error}") from error
+        raise UserError(message("refused_in_a_phase", phase=job.phases[number].name, why=error.message)) from error
     active.end()
     seconds = (time.perf_counter() - began) / len(job.of_phases())
     rows = max(1, rows)
@@ -117,24 +109,17 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     flop: float
     returned, flop = raising("forward", lambda: _counted(lambda: job.forward(model, batch)), micro_batch.rows)
     if not called:
-        raise UserError(
-            "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
-            "and only a call of it goes through the wrapper: call model(...), and let its forward do the rest"
-        )
+        raise UserError(message("forward_does_not_call_the_model"))
     output, state = output_and_state(returned) if job.carry_state else (returned, None)
     if job.gather_outputs:
         _check_gathered(output, batch.data, micro_batch.rows)
     loss = raising("criterion", lambda: job.criterion(output, batch), micro_batch.rows)
     if not isinstance(loss, Tensor):
-        raise UserError(
-            f"the criterion returned {type(loss).__name__}, not a scalar tensor that backward() can start from"
-        )
+        raise UserError(message("criterion_returns_no_tensor", type=type(loss).__name__))
     if loss.dim() != 0:
         raise not_a_scalar(list(loss.shape))
     if not loss.requires_grad:
-        raise UserError(
-            "the criterion's loss does not depend on any parameter that it trains; compute it from the model's output"
-        )
+        raise UserError(message("loss_depends_on_no_parameter"))
     raising("backward", loss.backward, micro_batch.rows)
     if job.carry_state:
         _check_carried(job, model, batch, state)
@@ -154,14 +139,16 @@ def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
     return returned, float(counter.get_total_flops())
 
 
-def check_dense(what: str, tensor: Tensor, instead: str) -> None:
-    """Raises UserError for a sparse tensor. Engines cannot broadcast it, safetensors cannot hold it."""
+def check_dense(tensor: Tensor, name: str = "") -> None:
+    """Raises UserError for a sparse tensor. Engines cannot broadcast it, safetensors cannot hold it.
+
+    name: of a model's tensor; '' for one of a batch.
+    """
     if tensor.layout != torch.strided:
-        raise UserError(
-            f"{what} is sparse ({str(tensor.layout).removeprefix('torch.')}), which engines cannot send and files of "
-            f"weights cannot hold; {instead}, and let the model's forward make the matrix: "
-            "torch.sparse_coo_tensor(indices, values, size)"
-        )
+        layout = str(tensor.layout).removeprefix("torch.")
+        if name:
+            raise UserError(message("tensor_of_the_model_is_sparse", name=name, layout=layout))
+        raise UserError(message("tensor_of_a_batch_is_sparse", layout=layout))
 
 
 def _output_sizes(model: nn.Module) -> list[int]:
@@ -180,10 +167,7 @@ def _output_sizes(model: nn.Module) -> list[int]:
 def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None:
     """Raises UserError for a state without tensors, and where forward does not take the state that it has returned."""
     if not any(isinstance(leaf, Tensor) for leaf in leaves_of(state)):
-        raise UserError(
-            "carry_state=True: the state that forward returned holds no tensor, so nothing is carried on; return the "
-            "state as the second of the pair, or leave carry_state out"
-        )
+        raise UserError(message("carried_state_holds_no_tensor"))
     continued = replace(batch, state=detached(state))
     raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.micro_batch.rows)
 
@@ -192,15 +176,9 @@ def _check_gathered(output: Any, data: Any, rows: int) -> None:
     """Raises UserError for an output without rows, and for what Job(gather_outputs=True) cannot gather."""
     for leaf in leaves_of((output, data)):
         if not isinstance(leaf, Tensor | int | float | type(None)):
-            raise UserError(
-                f"gather_outputs gathers tensors, and the output or the batch holds a {type(leaf).__name__}; let "
-                "forward and collate return tensors, in tuples, lists or dicts"
-            )
+            raise UserError(message("gathered_output_holds_other_objects", type=type(leaf).__name__))
     if not any(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in leaves_of(output)):
-        raise UserError(
-            "gather_outputs puts the rows of all ranks together, and forward returns no tensor whose first dimension "
-            "is the rows; return what each row gives, such as its features, and compute the rest in the criterion"
-        )
+        raise UserError(message("gathered_output_has_no_rows"))
 
 
 def _without_gradient(model: nn.Module) -> list[str]:
@@ -208,9 +186,7 @@ def _without_gradient(model: nn.Module) -> list[str]:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, parameter in trained:
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise UserError(
-                f"the gradient of {name} is sparse, which is not supported; build its layer with sparse=False"
-            )
+            raise UserError(message("gradient_is_sparse", parameter=name))
     return [name for name, parameter in trained if parameter.grad is None]
 
 
@@ -218,7 +194,7 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
     """Raises UserError for an optimizer that cannot be built, and for a scheduler that needs a metric."""
     optimizer = raising("optimizer", lambda: job.optimizer.build(model), None)
     if inspect.unwrap(type(optimizer).step) is torch.optim.Optimizer.step:  # torch wraps that of each class
-        raise UserError(f"the job's optimizer {type(optimizer).__name__} has no step; define step(self, closure=None)")
+        raise UserError(message("optimizer_has_no_step", optimizer=type(optimizer).__name__))
     parameters = inspect.signature(optimizer.step).parameters
     if (
         not type(optimizer).__module__.startswith("torch.")
@@ -229,19 +205,14 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
             optimizer.step()  # nothing has a gradient yet: it moves no weight
         except Exception as error:
             if re.search(r"closure|'NoneType' object is not callable", str(error)):
-                raise UserError(
-                    f"the job's optimizer {type(optimizer).__name__} needs a closure, and its step(closure=None) does "
-                    "not say so; write def step(self, closure), without the default, and it is given one"
-                ) from error
+                name = type(optimizer).__name__
+                raise UserError(message("optimizer_needs_an_undeclared_closure", optimizer=name)) from error
     if job.scheduler is None:
         return
     make = job.scheduler.make
     scheduler = raising("scheduler", lambda: make(optimizer), None)
     if "metrics" in inspect.signature(scheduler.step).parameters and job.scheduler.every != "evaluation":
-        raise UserError(
-            f"{type(scheduler).__name__} needs a metric, which an evaluation gives: "
-            'LRSchedule(make, every="evaluation", metric="loss")'
-        )
+        raise UserError(message("scheduler_needs_a_metric", scheduler=type(scheduler).__name__))
 
 
 def raising(what: str, do: Any, rows: int | None) -> Any:
@@ -253,9 +224,15 @@ def raising(what: str, do: Any, rows: int | None) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines()
         job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
-        at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
-        on = f" on {rows} rows" if rows else ""
-        hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), "")
+        at = f"{job_frames[-1].filename}, line {job_frames[-1].lineno}" if job_frames else None
+        hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), None)
         raise UserError(
-            f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}{hint}"
+            message(
+                "function_of_the_job_raised",
+                function=what,
+                rows=rows,
+                error=f"{type(error).__name__}{': ' + text[0] if text else ''}",
+                at=at,
+                hint=hint,
+            )
         ) from error

@@ -14,7 +14,7 @@ from torch import nn
 
 from samestep import engine as engines
 from samestep.errors import UserError, nearest
-from samestep.message import as_said
+from samestep.message import Message, as_said, message
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
@@ -51,9 +51,9 @@ def inspect_engines(
         except UserError:
             raise  # about a value of --set-engine
         except (Exception, SystemExit) as error:
-            row = _broken(name, f"does not answer: {_first_line(error)}")
+            row = _broken(name, message("engine_does_not_answer", error=_first_line(error)))
         rows.append(row)
-    rows += [_broken(name, "samestep has an engine of this name itself") for name in engines.shadowed_names()]
+    rows += [_broken(name, message("engine_is_shadowed")) for name in engines.shadowed_names()]
     for option in options:
         if option not in used:
             every = {f"{row.name}.{key}" for row in rows for key in row.settings}
@@ -63,8 +63,10 @@ def inspect_engines(
     return rows
 
 
-def _why_not_loaded(error: BaseException) -> str:
-    return f"cannot be used: {error}" if isinstance(error, UserError) else f"does not import: {_first_line(error)}"
+def _why_not_loaded(error: BaseException) -> Message:
+    if isinstance(error, UserError):
+        return message("engine_cannot_be_used", why=error.message)
+    return message("engine_does_not_import", error=_first_line(error))
 
 
 def _first_line(error: BaseException) -> str:
@@ -95,8 +97,8 @@ def _settings(engine: engines.Engine) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def _broken(name: str, reason: str) -> EngineFacts:
-    return EngineFacts(name, available=False, reason=as_said(reason))
+def _broken(name: str, reason: Message) -> EngineFacts:
+    return EngineFacts(name, available=False, reason=reason)
 
 
 def _facts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.inspect.unit_calls import Units, varying_calls
 from samestep.tasks.proof_job import SGD_LR, proof_job
 
-RAISED = r"raised on \d+ rows"  # in the sentence of a function of the job's that fails on some rows
+RAISED = "function_of_the_job_raised"  # the message of a function of the job's that fails on some rows
 Result = TypeVar("Result")
 
 
@@ -126,24 +125,39 @@ def _dry_evaluation(job: Job, device: str) -> tuple[DryEvaluation, bool]:
     evaluation has at once."""
     rows = chunk_rows(job)
     few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
-    helps = "; an evaluation takes micro_batch rows at once, or global_batch where there is none"
-    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), helps)
+    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), is_evaluation=True)
 
 
-def _at_own_size(few: Callable[[], Result], own: Callable[[], Result], helps: str = "") -> tuple[Result, bool]:
+def _at_own_size(
+    few: Callable[[], Result], own: Callable[[], Result], *, is_evaluation: bool = False
+) -> tuple[Result, bool]:
     """Returns what `few` returns, or what `own` does where a function of the job's fails on a few rows alone; and
-    whether it did. Raises the UserError of both, or with `helps` that of `own`, where they fail in two ways."""
+    whether it did. Raises the UserError of both, or, where they fail in two ways, that of `own`."""
     try:
         return few(), False
     except UserError as error:
-        if not re.search(RAISED, str(error)):
+        if not _raised_on_rows(error.message):
             raise
         first = error
     try:
         return own(), True
     except UserError as error:
-        alike = {re.sub(RAISED, "", str(each)) for each in (first, error)}
-        raise first if len(alike) == 1 else UserError(f"{error}{helps}") from error
+        if _without_rows(first.message) == _without_rows(error.message):
+            raise first from error
+        raise UserError(message("evaluation_rows_refused", why=error.message)) if is_evaluation else error from error
+
+
+def _raised_on_rows(said: Message) -> bool:
+    why = said.fields.get("why")
+    return bool(said.id == RAISED and said.fields["rows"]) or (isinstance(why, Message) and _raised_on_rows(why))
+
+
+def _without_rows(said: Message) -> Message:
+    """Returns a message without the number of rows that it is about."""
+    fields = {
+        name: _without_rows(value) if isinstance(value, Message) else value for name, value in said.fields.items()
+    }
+    return Message(said.id, {**fields, "rows": None})
 
 
 def _refused_size(job: Job, replicas: int, device: str) -> Message | None:
@@ -176,19 +190,13 @@ def _check_model(job: Job, model: nn.Module, target: str) -> None:
     not built anew; and for an evaluation whose rows weigh nothing."""
     _check_evaluation_weights(job)
     if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
+        raise UserError(message("model_has_no_parameters_to_train", job=target))
     again = _model(job)
     held = {id(parameter) for parameter in again.parameters()}
     if names := [name for name, p in model.named_parameters() if p.requires_grad and id(p) in held]:
-        raise UserError(
-            f"the model of the job {target} has the same {names[0]} at every call, which one training would change for "
-            "the next and for its evaluation; build it inside of model(), or return copy.deepcopy of it"
-        )
+        raise UserError(message("model_is_not_built_anew", job=target, parameter=names[0]))
     if digest_state(model) != digest_state(again):
-        raise UserError(
-            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
-            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
-        )
+        raise UserError(message("model_differs_from_call_to_call", job=target))
 
 
 def _better(metric: Any) -> Literal["min", "max"]:
@@ -241,22 +249,20 @@ def _model(job: Job) -> nn.Module:
     try:
         model = job.model()
     except (Exception, SystemExit) as error:
-        raise UserError(f"the job's model() raised: {type(error).__name__}: {error}") from error
+        raise UserError(message("model_raised", error=f"{type(error).__name__}: {error}")) from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"the job's model() returned {type(model).__name__}, not a torch.nn.Module")
+        raise UserError(message("model_is_no_module", type=type(model).__name__))
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(parameter):
-            raise UserError(
-                f"the size of {name} is not known until rows come; give its layer its input size, not Lazy…"
-            )
-        check_dense(name, parameter, "register its indices and its values as two buffers")
+            raise UserError(message("parameter_is_lazy", parameter=name))
+        check_dense(parameter, name)
     return model
 
 
 def _check_evaluation_weights(job: Job) -> None:
     weigh, evaluation = job.evaluation_weight, job.evaluation
     if weigh and evaluation is not None and not any(weigh(index) > 0 for index in range(len(evaluation))):
-        raise UserError("the evaluation's rows all weigh 0; its loss is a mean, which needs a weight above 0")
+        raise UserError(message("evaluation_rows_weigh_nothing"))
 
 
 def _refusal_of(job: Job, training: ProveTask, device: str) -> Message | None:
