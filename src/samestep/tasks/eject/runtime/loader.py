@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from samestep.data.keyed_random import KeyedRandom
+from samestep.data.loader import KeyedRandom
 from samestep.data.schedule import key
 from samestep.job import Batch, Job
 from samestep.job.checks import nested
