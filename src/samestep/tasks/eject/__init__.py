@@ -28,7 +28,7 @@ from samestep.tasks.eject import runtime
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.neighbours import Neighbours
-from samestep.tasks.eject.prune import PRESENT, pruned
+from samestep.tasks.eject.prune import pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.runtime import whole_run
 from samestep.tasks.eject.source import Source, is_ours, origin
@@ -120,7 +120,7 @@ class ScriptPlan:
         start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
         self.settings = {} if simple else _unlike_the_defaults(engine, settings)
         values: dict[str, Any] = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
-        values |= {"close": PRESENT if self.close else None, **reach.values}
+        values |= dict(reach.values)
         self.reach = replace(reach, values=values, parameters={"train": texts if simple else {}, "start": start})
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
         self.stands_for: dict[Place, Place] = {
@@ -249,7 +249,7 @@ def _sections(joined: Joined) -> list[str]:
             docstring = source.docstring or ""
             if not source.whole:
                 docstring = docstring.partition("\n\n")[0]
-            end = "\n" if "\n" in docstring else ""
+            end = "\n" if "\n" in docstring or len(docstring) > 114 else ""
             sections.append(f"# {f' {place} ':-^118}" + (f'\n\n"""{docstring}{end}"""' if docstring else ""))
             is_begun = False
         elif not is_begun:

@@ -40,7 +40,9 @@ def _lines(imports: list[Import]) -> Iterator[str]:
         yield f"import {module}" + ("" if line.plain else f" as {line.bound}")
     named = sorted((line for line in imports if line.name), key=lambda line: _by_type(line.name))
     if kept := [line.name for line in named if line.bound == line.name]:
-        yield f"from {module} import {', '.join(kept)}"
+        text = f"from {module} import {', '.join(kept)}"
+        wrapped = "\n".join([f"from {module} import (", *(f"    {imported}," for imported in kept), ")"])
+        yield text if len(text) <= 120 else wrapped
     yield from (f"from {module} import {line.name} as {line.bound}" for line in named if line.bound != line.name)
 
 

@@ -251,7 +251,7 @@ class _Edits:
         outer = self.values
         constants = {name: ast.parse(text, mode="eval").body for name, text in parameters.items()}
         simple = {name: value.value for name, value in constants.items() if isinstance(value, ast.Constant)}
-        self.values = {**outer, **simple}
+        self.values = {**outer, **dict.fromkeys(constants, PRESENT), **simple}
         if any(argument.arg in parameters for argument in node.args.kwonlyargs):
             yield self._signature(node, parameters)
         for statement in node.body:

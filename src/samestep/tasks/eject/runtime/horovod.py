@@ -25,8 +25,11 @@ class World:
 
     rank: int
     size: int
-    local_size: int
     device: str
+
+    @property
+    def local_size(self) -> int:
+        return int(os.environ["HOROVOD_LOCAL_SIZE"])
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -55,9 +58,7 @@ def start(
     """Trains, saves and evaluates, as the rank that Horovod's environment names."""
     if "HOROVOD_RANK" not in os.environ:
         raise SystemExit(f"horovodrun starts this script: horovodrun -np 2 python {sys.argv[0]}")
-    rank, size, local_rank, local_size = (
-        int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    )
+    rank, size, local_rank = (int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK"))
     if job.sync_batchnorm and size > 1:
         raise SystemExit("SyncBatchNorm does not find the other ranks of Horovod; leave sync_batchnorm out")
     torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def start(
     if torch.cuda.is_available():
         device = f"cuda:{local_rank}"
         torch.cuda.set_device(device)
-    world = World(rank=rank, size=size, local_size=local_size, device=device)
+    world = World(rank, size, device)
     finish(job, train(job, world, run(job, world, checkpoint)), world)
     if close:
         close()

@@ -27,8 +27,9 @@ class Fetched(Dataset[Any]):
     def __init__(self, job: Job, evaluates: bool) -> None:
         self.job, self.epoch = job, -1
         self.dataset: Any = job.evaluation if evaluates else job.train
-        self.augment = None if evaluates else job.augment
-        self.collate = (job.evaluation_collate or job.collate) if evaluates else job.collate
+        self.evaluates, self.collate = evaluates, job.collate
+        if evaluates and job.evaluation_collate:
+            self.collate = job.evaluation_collate
         self.keyed = KeyedRandom()
 
     def __getitem__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
@@ -50,7 +51,7 @@ class Fetched(Dataset[Any]):
             samples = [self.sample(path) for path in keys]
         else:
             samples = list(self.dataset.__getitems__(rows))
-        if self.job.augment:
+        if self.job.augment and not self.evaluates:
             samples = [self.augmented(*pair) for pair in zip(samples, keys, strict=True)]
         self.keyed.seed(self.job.seed, "collate", *keys[0])
         return (self.collate or default_collate)(samples)
@@ -62,10 +63,9 @@ class Fetched(Dataset[Any]):
         return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]
 
     def augmented(self, sample: Any, path: tuple[int, ...]) -> Any:
-        if self.augment is None:
-            return sample
+        assert self.job.augment
         self.keyed.seed(self.job.seed, "augment", *path)
-        return self.augment(sample, Generator().manual_seed(key(self.job.seed, "augment", *path)))
+        return self.job.augment(sample, Generator().manual_seed(key(self.job.seed, "augment", *path)))
 
 
 def as_it_is(data: Any) -> Any:
