@@ -30,7 +30,6 @@ from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.neighbours import Neighbours
 from samestep.tasks.eject.prune import pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
-from samestep.tasks.eject.runtime import whole_run
 from samestep.tasks.eject.source import Source, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
@@ -114,7 +113,7 @@ class ScriptPlan:
         is_sharded = (name, str(settings.get("strategy", ""))) in SHARDED
         self.run: Place = (f"{RUNTIME}.run", "Run")
         if is_whole:
-            self.run = (whole_run.__name__, "WholeRun")
+            self.run = (f"{RUNTIME}.whole_run", "WholeRun")
         texts = {setting: literal(value) for setting, value in settings.items()}
         simple = all(type(value) in (bool, int, float, str, type(None)) for value in settings.values())
         start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
