@@ -119,6 +119,8 @@ class Window:
         """Removes the micro-batches so far: their gradients will be in no step."""
         self.removed += self.micro_batches[: self.done]
         self.micro_batches, self.local, self.done = self.micro_batches[self.done :], {}, 0
+        # A step that a gradient scaler has skipped leaves these.
+        self.clips, self.unclipped, self.unclipped_after = [], {}, -1
 
     def clip_records(self) -> list[ClipRecord]:
         """Returns the clips. Where no backward() was seen, as by autograd.grad, none is known to be before it."""

@@ -93,7 +93,8 @@ def judged(
             losses = [LossRecord(weight, "mean", 3)]
             rows = [[f"{rank} {step} {number} {row}" for row in range(3)] for number in range(micro_batches)]
             batches = [MicroBatchRecord(of_batch, losses, [0]) for of_batch in rows]
-            digests = {name: step for name in NAMES}
+            apart = kind.startswith("never reduced") or kind == "left out"
+            digests = {name: step + rank * apart for name in NAMES}
             moved = NAMES[:3] if kind in ("rounding", "one stays") else NAMES
             steps[rank].append(StepRecord(0, batches, [0.1], [step], [], 0, None, digests, moved, ["float32"]))
     for rank in range(SIZE):
@@ -265,3 +266,72 @@ def test_buffers_of_each_rank_are_noted_and_the_share_of_recording_is_told(tmp_p
     note = message("statistics_of_each_rank", buffer="bn.running_mean")
     assert results.notes == [message("loader_not_read"), note]
     assert results.record_share == pytest.approx(0.1 / (0.1 * STEPS))
+
+
+def test_gradients_that_the_optimizer_reduces_are_right(tmp_path: Path) -> None:
+    """Each rank steps from its own gradient, and the weights of all ranks stay the same (nanochat's DistMuonAdamW)."""
+    judged(tmp_path, "never reduced")
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    alike = [
+        replace(
+            rank, steps=[replace(step, weights=dict.fromkeys(NAMES, number)) for number, step in enumerate(rank.steps)]
+        )
+        for rank in ranks
+    ]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), alike, Record(tmp_path))
+    assert finding_of(results, "gradient").message == message("gradients_are_reduced_by_the_optimizer", steps=STEPS)
+    # Their scale is seen by the replay alone.
+    assert (finding_of(results, "loss weight").answer, results.answer) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("factors", "answer", "said"),
+    [
+        ([[0.5, 0.5], [1.0, 1.0], [0.2, 0.2], [0.7, 0.7]], "right", "gradients_are_the_mean_clipped_by_own_code"),
+        ([[0.5, 0.6], [1.0, 1.0], [0.2, 0.2], [0.7, 0.7]], "differs", "gradient_of_no_known_mistake"),
+        ([[0.5, 0.5], [3.0, 3.0], [0.2, 0.2], [0.7, 0.7]], "differs", "gradient_of_no_known_mistake"),
+    ],
+    ids=["alike", "by rank", "grown"],
+)
+def test_a_gradient_that_own_code_clips_by_parameter(
+    factors: list[list[float]], answer: str, said: str, tmp_path: Path
+) -> None:
+    judged(tmp_path, "mean")
+    for rank in range(SIZE):
+        for step in range(STEPS):
+            arrays = dict(Record(tmp_path).arrays(f"step{step}", rank))
+            for name, by_rank in zip(NAMES, factors):
+                arrays[f"taken {name}"] = arrays[f"taken {name}"] * by_rank[rank]
+            write_arrays(tmp_path / f"rank{rank}.step{step}.npz", arrays)
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
+    finding = finding_of(results, "gradient")
+    assert (finding.answer, finding.message.id) == (answer, said)
+
+
+@pytest.mark.parametrize(("scale", "answer"), [(None, "differs"), (65536.0, "unknown")])
+def test_a_gradient_that_is_nan_on_one_rank_is_named(scale: float | None, answer: str, tmp_path: Path) -> None:
+    judged(tmp_path, "not finite")
+    arrays = dict(Record(tmp_path).arrays("step0", 1))
+    write_arrays(tmp_path / "rank1.step0.npz", arrays | {"local 0 a.bias": arrays["local 0 a.bias"] * np.nan})
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    scaled = [replace(rank, steps=[replace(step, scale=scale) for step in rank.steps]) for rank in ranks]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), scaled, Record(tmp_path))
+    finding = finding_of(results, "gradient")
+    assert finding.answer == answer
+    if answer == "differs":
+        assert finding.message == message("gradient_not_finite_on_some_ranks", ranks=[1], step=0)
+
+
+def test_a_mean_of_gradients_that_each_rank_clipped_by_own_code_is_named(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+    arrays = [dict(Record(tmp_path).arrays("step0", rank)) for rank in range(SIZE)]
+    for rank in range(SIZE):
+        for name in NAMES:
+            own = [0.3, 0.8]
+            arrays[rank][f"taken {name}"] = sum(own[r] * arrays[r][f"local 0 {name}"] for r in range(SIZE)) / SIZE
+    for rank in range(SIZE):
+        write_arrays(tmp_path / f"rank{rank}.step0.npz", arrays[rank])
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
+    assert finding_of(results, "gradient").message.id == "clipped_before_reduction"

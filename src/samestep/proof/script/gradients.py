@@ -31,14 +31,29 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if not several and all(step.cleared for step in ranks[0].steps):
         return [_cleared(ranks)]
     worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
+    by_optimizer = clipped = 0
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
         if not gradients.names:
             continue
         if broken := gradients.not_finite():
+            if finding := _not_finite_on_some(gradients, ranks, step):
+                return [finding, *scales[:1]]
             said = message("gradient_of_rank_not_finite", parameter=broken[1], rank=broken[0], step=step)
             return [Finding("gradient", "unknown", said), *scales[:1]]
+        if reduced_by_optimizer(gradients, ranks, step):
+            by_optimizer += 1
+            unseen = Finding("loss weight", "unknown", message("optimizer_reduces_gradients_itself"))
+            scale = loss_weight(gradients.as_mean(), ranks, step)
+            scales.append(scale if scale.answer == "differs" else unseen)
+            if scale.answer == "differs":
+                break
+            continue
+        if gradients.not_mean and gradients.is_mean_clipped_alike():
+            clipped += 1
+            scales.append(Finding("loss weight", "unknown", message("clipped_by_own_code")))
+            continue
         finding = _reduction(gradients, ranks, step, before)
         if finding and several and not gradients.are_own() and finding.message.id != NOT_CLEARED:
             shared = message("optimizers_share_a_backward", cause=finding.message)
@@ -56,8 +71,36 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             break
     if not scales:
         return [Finding("gradient", "unknown", message("no_gradient_seen"))]
-    right = Finding("gradient", "right", message("gradients_are_the_mean", distance=worst, steps=len(scales)))
+    said = message("gradients_are_the_mean", distance=worst, steps=len(scales))
+    if clipped:
+        said = message("gradients_are_the_mean_clipped_by_own_code", steps=len(scales), clipped=clipped)
+    if by_optimizer:
+        said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
+    right = Finding("gradient", "right", said)
     return [right, next((scale for scale in reversed(scales) if scale.answer != "right"), scales[-1])]
+
+
+def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> bool:
+    """Whether each rank's gradient is its own until the optimizer's step, which moves all ranks' weights alike."""
+    names = {name for _, name in gradients.not_mean}
+    steps = [rank.steps[step] for rank in ranks]
+    if not names or not gradients.are_own() or not all(names <= {*of_rank.moved} for of_rank in steps):
+        return False
+    weights = [{name: of_rank.weights.get(name) for name in names} for of_rank in steps]
+    return all(of_rank == weights[0] and None not in of_rank.values() for of_rank in weights)
+
+
+def _not_finite_on_some(gradients: StepGradients, ranks: Ranks, step: int) -> Finding | None:
+    """Finds ranks whose own gradient is NaN or infinite where that of others is not, and the step is taken with it.
+
+    Under a gradient scaler that is how its factor is found, and such a step is skipped.
+    """
+    broken = gradients.ranks_not_finite()
+    if not broken or len(broken) == gradients.size or ranks[0].steps[step].scale is not None:
+        return None
+    cause = message("gradient_not_finite_on_some_ranks", ranks=broken, step=step)
+    finite = message("gradient_that_is_finite")
+    return differs("gradient", "gradient", cause, step=step, rank=broken[0], expected=finite, found="NaN")
 
 
 def _cleared(ranks: Ranks) -> Finding:
@@ -117,6 +160,8 @@ def _cause(gradients: StepGradients, clips: Sequence[ClipRecord]) -> tuple[Messa
         if all(gradients.is_mean_of(*pair, slice(first, None)) for pair in wrong):
             cause = message("gradients_removed_between_micro_batches", removed=first, micro_batches=count)
             return cause, message("gradient_from_micro_batch_on", micro_batch=first)
+    if gradients.is_mean_of_clipped():
+        return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))
     return message("gradient_of_no_known_mistake", wrong=len(names), parameters=len(all_names)), distance
 

@@ -94,6 +94,8 @@ def loss_weights(terms: Sequence[LossRecord]) -> LossWeight | None:
     if not terms or any(term.reduction == "unknown" for term in terms):
         return None
     weights = [_as_mean(term) for term in terms]
+    if max(weights) < 0:  # a mean that is to grow, as -logsigmoid(…).mean()
+        weights = [-weight for weight in weights]
     return LossWeight(max(weights, key=abs), sum(weights))
 
 

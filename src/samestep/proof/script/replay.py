@@ -10,6 +10,7 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.step_gradients import Array, StepGradients, norm, norm_of_all
 from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ReplayRecord, ScriptRecord, of_kind
@@ -72,6 +73,8 @@ def _gradients(
         gradients, replayed = StepGradients.read(record, ranks, step), _before_clipping(replay, step)
         if not gradients.names:
             continue
+        if reduced_by_optimizer(gradients, ranks, step):
+            gradients = gradients.as_mean()
         if broken := gradients.not_finite():
             said = message("gradient_of_rank_not_finite", parameter=broken[1], rank=broken[0], step=step)
             return not_replayed(said)
@@ -206,7 +209,9 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
     if any(record.schedules for record in same_optimizer) and all(base_rates):
         is_base = not same_rates(base_rates[0][number], base_rates[1][number])
     else:
-        is_base = all(record.rates == same_optimizer[0].rates for record in same_optimizer)
+        # A schedule by hand may be counted in a rank's batches; one factor at each step is the rate itself.
+        by_hand = not same_optimizer[0].schedules and _one_factor(recorded, replayed) and not _warms_up(recorded)
+        is_base = by_hand or all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
     if is_base:
         cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate)
@@ -217,6 +222,21 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
         why = message("accelerate_advances_for_each_process")
     said = message("schedule_depends_on_ranks", rate=rate, step=step, one_process=one_rate, why=why)
     return Finding(RATE, "unknown", said)
+
+
+def _one_factor(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]]) -> bool:
+    """Whether the rates of all steps are one factor times those of one process."""
+    pairs = [pair for rates in zip(recorded, replayed) for pair in zip(*rates) if any(pair)]
+    factors = [rate / one_rate if one_rate else math.inf for rate, one_rate in pairs]
+    return bool(factors) and all(math.isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
+
+
+def _warms_up(recorded: Sequence[Sequence[float]]) -> bool:
+    """Whether the rate grows in proportion to the steps: then a shorter warm-up has one factor at each step, too."""
+    rates = [step_rates[0] for step_rates in recorded]
+    begin = 0 if rates[0] == 0 else 1
+    per_step = [rate / (step + begin) for step, rate in enumerate(rates) if step + begin]
+    return len(per_step) < 2 or all(math.isclose(slope, per_step[0], rel_tol=1e-6) for slope in per_step)
 
 
 def same_rates(first: Sequence[float], second: Sequence[float]) -> bool:

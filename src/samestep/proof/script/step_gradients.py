@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from samestep.records.script import COMPRESSED, LOCAL, MICRO_BATCHES, STEP, TAKE
 
 Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
+NEAR = 1e-3  # of weights that are told apart
 CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
 
 
@@ -127,6 +128,50 @@ class StepGradients:
         held = before[name] / self.scale  # a scaler has divided it, too
         mean, gradient = self._mean(name), self.reduced[rank][name]
         return any(self._is_near(gradient * divided - held, mean, name) for divided in {1, self.micro_batches})
+
+    def ranks_not_finite(self) -> list[int]:
+        """Returns the ranks whose own gradient holds NaN or an infinity, before any reduction."""
+        return [
+            rank
+            for rank, local in enumerate(self.local)
+            if not all(np.isfinite(part).all() for parts in local.values() for part in parts)
+        ]
+
+    def is_mean_clipped_alike(self) -> bool:
+        """Whether each gradient is the mean times a factor of its parameter's, at most one, that all ranks share."""
+        for name in self.names:
+            mean = self._mean(name)
+            square = float(mean @ mean)
+            factors = [float(reduced[name] @ mean) / square if square else 0.0 for reduced in self.reduced]
+            rounding = self.close * self.size_of_parts(name) / self.size
+            apart = [norm(reduced[name] - factor * mean) for reduced, factor in zip(self.reduced, factors)]
+            if max(apart) > rounding or max(factors) > 1 + self.close or min(factors) <= 0:
+                return False
+            if max(factors) - min(factors) > self.close * max(factors):
+                return False
+        return True
+
+    def is_mean_of_clipped(self) -> bool:
+        """Whether each gradient is a mean in which the ranks' own gradients weigh unequally, none more than one."""
+        unequal = False
+        for name in self.names:
+            own = np.stack([sum(local[name], np.zeros(1)) for local in self.local], axis=1)
+            if len(own) <= self.size:  # as many unknowns as values explain anything
+                continue
+            for reduced in self.reduced:
+                weights, *_ = np.linalg.lstsq(own * (1 / self.size), reduced[name], rcond=None)
+                rest = norm(reduced[name] - own @ weights / self.size)
+                if rest > self.close * self.size_of_parts(name) / self.size or min(weights) <= 0:
+                    return False
+                if max(weights) > 1 + self.close:
+                    return False
+                unequal |= max(weights) - min(weights) > NEAR
+        return unequal
+
+    def as_mean(self) -> StepGradients:
+        """Returns the step as though its gradients had been reduced to their mean, and not clipped."""
+        mean = {name: self._mean(name) for name in self.names}
+        return replace(self, reduced=[mean] * self.size, factor=1 / self.size, clipped=False, not_mean=[])
 
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
