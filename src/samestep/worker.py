@@ -179,10 +179,10 @@ def _prepare_files(folder: Path, rank: int) -> None:
 def _forget_other_numbers(folder: Path) -> None:
     """Removes the files of ranks that this machine no longer has: it gets others when a machine has left or joined."""
     rank, _, local_rank, local_size, _ = places(os.environ)
-    mine = range(rank - local_rank, rank - local_rank + local_size)
+    local_ranks = range(rank - local_rank, rank - local_rank + local_size)
     for path in folder.glob("*rank[0-9]*"):
         match = re.fullmatch(r"(?:(?:pid|heartbeat|error)-)?rank(\d+)(?:\.json)?", path.name)
-        if match and int(match[1]) not in mine:
+        if match and int(match[1]) not in local_ranks:
             path.unlink(missing_ok=True)
 
 

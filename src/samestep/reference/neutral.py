@@ -76,7 +76,7 @@ class _FixedStatistics(TorchFunctionMode):
         self.of.batch_statistics |= training
         mean = input.new_zeros(input.shape[1]) if running_mean is None else running_mean
         variance = input.new_ones(input.shape[1]) if running_var is None else running_var
-        return functional.batch_norm(input, mean, variance, weight, bias, False, momentum, eps)
+        return functional.batch_norm(input, mean, variance, weight, bias, training=False, momentum=momentum, eps=eps)
 
 
 class _ConstantNumbers(TorchDispatchMode):

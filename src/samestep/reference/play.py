@@ -206,7 +206,9 @@ class ReplicatedTraining:
         data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
-        return MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
+        return MicroBatch(
+            forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=digested, loss=loss
+        )
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
@@ -220,7 +222,14 @@ class ReplicatedTraining:
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             with self.neutral:
                 forward.outputs = synced_outputs(
-                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise, forward.phase.number
+                    job,
+                    self.model,
+                    forward.rows,
+                    step=step,
+                    micro=micro,
+                    epoch=forward.epoch,
+                    noise=self.noise,
+                    phase=forward.phase.number,
                 )
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:

@@ -21,7 +21,7 @@ def table(results: CollectiveResults) -> Table:
     """A row for each collective, with its smallest and largest message; of one alone, a row for each size."""
     if len(results.curves) == 1:
         return _sizes_table(results.curves[0])
-    grid = _table("collective", "size", "time", "±", "size", "time", "±", "alg MB/s", "bus MB/s", "latency")
+    grid = _table(["collective", *["size", "time", "±"] * 2, "alg MB/s", "bus MB/s", "latency"])
     for curve in results.curves:
         small, large = curve.points[0], curve.points[-1]
         if COLLECTIVES[curve.collective].kind == "wait":
@@ -33,14 +33,14 @@ def table(results: CollectiveResults) -> Table:
 
 
 def _sizes_table(curve: CollectiveCurve) -> Table:
-    grid = _table("collective", "size", "calls", "time", "±", "alg MB/s", "bus MB/s", "by the fit")
+    grid = _table(["collective", "size", "calls", "time", "±", "alg MB/s", "bus MB/s", "by the fit"])
     for point in curve.points:
         cells = [str(len(point.seconds)), duration(point.median), spread(point), *_bandwidths(point)]
         grid.add_row(curve.collective, size(point.size), *cells, duration(curve.seconds(point.size)))
     return grid
 
 
-def _table(*headings: str) -> Table:
+def _table(headings: list[str]) -> Table:
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, heading in enumerate(headings):
         grid.add_column(heading, justify="right" if i else "left", no_wrap=True)

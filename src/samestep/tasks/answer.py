@@ -52,15 +52,24 @@ def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script |
 
 def _inspection(question: Question) -> Inspection:
     devices = hardware.find_devices(question.device)
-    each = question.replicas or (2 if devices[0] == "cpu" else len(devices))
-    replicas = each * question.machines
-    fewer = [each * machines for machines in range(question.least or question.machines, question.machines)]
+    per_machine = question.replicas or (2 if devices[0] == "cpu" else len(devices))
+    replicas = per_machine * question.machines
+    fewer = [per_machine * machines for machines in range(question.least or question.machines, question.machines)]
     rows = inspect_engines(devices, replicas, question.engine_settings, question.engines)
     job = None
     if question.job:
         check = partial(check_settings, rows, question.engines)
         units = units_of_engines(rows, question.engines)
-        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check, fewer, units)
+        job = inspect_job(
+            question.job,
+            question.settings,
+            replicas,
+            steps=question.steps,
+            device=devices[0],
+            check=check,
+            fewer=fewer,
+            units=units,
+        )
     return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job)
 
 

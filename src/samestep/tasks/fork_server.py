@@ -88,9 +88,9 @@ def _preload(of: str) -> None:
         gc.freeze()
 
 
-def _answer(to: int, answer: ForkAnswer) -> None:
+def _answer(descriptor: int, answer: ForkAnswer) -> None:
     with suppress(BrokenPipeError):  # the command has ended
-        os.write(to, line_of(answer))
+        os.write(descriptor, line_of(answer))
 
 
 def _serve(requests: int, answers: int, main: Main) -> None:

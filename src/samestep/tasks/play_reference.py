@@ -146,12 +146,12 @@ class ReferencePlayer:
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
-        one = next((each for each in layouts if each.layout.replicas == 1 and "sgd" in each.trainings), None)
-        return [self._from(one, each) if one and each.layout.replicas > 1 else each for each in layouts]
+        single = next((layout for layout in layouts if layout.layout.replicas == 1 and "sgd" in layout.trainings), None)
+        return [self._from(single, layout) if single and layout.layout.replicas > 1 else layout for layout in layouts]
 
-    def _from(self, one: ReferenceLayoutRecord, many: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
-        names = many.trainings["sgd"][0].parameters
-        return replace(many, from_one=from_plain(self._final(many), self._final(one), names))
+    def _from(self, single: ReferenceLayoutRecord, replicated: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
+        names = replicated.trainings["sgd"][0].parameters
+        return replace(replicated, from_one=from_plain(self._final(replicated), self._final(single), names))
 
     def _final(self, layout: ReferenceLayoutRecord) -> State:
         """The state after 'sgd'."""
@@ -226,7 +226,7 @@ class ReferencePlayer:
             noisy = [with_noise(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs((other.micro_batches[0][0].loss or 0.0) - first) > visible for other in noisy):
+        if reverses and any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy):
             self.reverses = False
             self.progress.again(len(noisy) * steps_of(training, job))
             return self._with_noise(training, planned, base, job, facts)
@@ -338,7 +338,13 @@ def _record(
 
 def _part_seen(batch: reference.MicroBatch) -> MicroBatchRecord:
     return MicroBatchRecord(
-        batch.epoch, batch.step, batch.micro, batch.indices, batch.weight, batch.digests, batch.loss
+        batch.epoch,
+        batch.step,
+        batch.micro,
+        indices=batch.indices,
+        weight=batch.weight,
+        digests=batch.digests,
+        loss=batch.loss,
     )
 
 

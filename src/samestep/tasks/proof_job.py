@@ -82,15 +82,15 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
 
 def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
-    whole, batch = len(job.train), job.global_batch
-    rows = subset_length(whole, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
+    length, batch = len(job.train), job.global_batch
+    rows = subset_length(length, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
     if job.carry_state:
-        rows = min(whole, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
+        rows = min(length, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
     if not isinstance(job.order, Lanes):
         return _spread(job.train, rows)
     steps = rows // batch
-    lanes = [lane * (whole // batch) + step for lane in range(batch) for step in range(steps)]
-    return lanes + list(range(whole - (rows - len(lanes)), whole))
+    lanes = [lane * (length // batch) + step for lane in range(batch) for step in range(steps)]
+    return lanes + list(range(length - (rows - len(lanes)), length))
 
 
 def steps_of(training: ProveTask, job: Job) -> int:
@@ -115,8 +115,8 @@ def subset_length(
     if own_sizes or (last % replicas and not training.rows):
         uneven = last
     batches = training.steps // phases
-    whole = max(1, batches * 5 // 8 - 1)  # of 8 batches: 4 whole, 1 uneven, then 3 of the next epoch
-    return min(length, whole * global_batch + uneven)
+    full_batches = max(1, batches * 5 // 8 - 1)  # of 8 batches: 4 whole, 1 uneven, then 3 of the next epoch
+    return min(length, full_batches * global_batch + uneven)
 
 
 def evaluated_rows(job: Job, replicas: int, own_sizes: bool = False) -> int:
@@ -175,12 +175,12 @@ def _subset_order(order: Any, rows: list[int]) -> Any:
         return ByLength([order.lengths[row] for row in rows], order.buckets)
     if order is None or isinstance(order, Lanes):
         return order
-    place = {row: at for at, row in enumerate(rows)}
+    place = {row: position for position, row in enumerate(rows)}
 
     def of_subset(epoch: int, generator: torch.Generator) -> list[int]:
         """The function's order without the rows that the subset lacks; again from the beginning where it is short."""
-        kept = [place[row] for row in map(int, order(epoch, generator)) if row in place]
-        return [kept[at % len(kept)] for at in range(len(rows))] if kept else list(range(len(rows)))
+        positions = [place[row] for row in map(int, order(epoch, generator)) if row in place]
+        return [positions[i % len(positions)] for i in range(len(rows))] if positions else list(range(len(rows)))
 
     return of_subset
 

@@ -50,5 +50,5 @@ def collective() -> str:
     if not waiting:
         return ""
     entry = waiting[-1]
-    shapes = [[*each] for each in entry.input_sizes]
+    shapes = [[*size] for size in entry.input_sizes]
     return f"{entry.profiling_name} #{entry.collective_seq_id}, shapes {shapes}"

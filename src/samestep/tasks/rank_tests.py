@@ -210,10 +210,10 @@ class Rank:
         sys.stdout.flush()
         sys.stderr.flush()
         printed = [os.fstat(number).st_size for number in (1, 2)]
-        for rank, each in reports.items():
+        for rank, report_of_rank in reports.items():
             if report.when == "call" and self._failed_subtests:
-                add_subtests(each, self._failed_subtests)
-            data = config.hook.pytest_report_to_serializable(config=config, report=each)
+                add_subtests(report_of_rank, self._failed_subtests)
+            data = config.hook.pytest_report_to_serializable(config=config, report=report_of_rank)
             data["user_properties"] = [(name, value) for name, value in data["user_properties"] if is_plain(value)]
             self._send(PhaseReport(rank, data, *printed))
 

@@ -44,8 +44,8 @@ def write_training(folder: Path, rank: int, key: str, result: reference.Training
     if result.own:
         parts = {".own": result.own, ".before_last": result.before_last, ".own_before_last": result.own_before_last}
         tensors |= parts
-    first, *others = result.buffers
-    for replica, buffers in enumerate(others, 1):
+    first, *later_buffers = result.buffers
+    for replica, buffers in enumerate(later_buffers, 1):
         different = {name: buffer for name, buffer in buffers.items() if not _equal(buffer, first[name])}
         tensors[f".buffers{replica}"] = different
     for suffix, state in tensors.items():
@@ -71,19 +71,19 @@ def _shortest(tensor: Tensor) -> Tensor:
     return short if all(torch.equal(a.double(), b) for a, b in _blocks(short, tensor)) else tensor
 
 
-def from_plain(theirs: State, plain: State, names: list[str]) -> dict[str, FromOne]:
+def from_plain(replicated: State, plain: State, names: list[str]) -> dict[str, FromOne]:
     """How far each of the named tensors is from plain training's."""
-    return {name: FromOne(_distance(theirs[name], plain[name]), _largest(theirs[name])) for name in names}
+    return {name: FromOne(_distance(replicated[name], plain[name]), _largest(replicated[name])) for name in names}
 
 
-def distances(one: State, other: State) -> dict[str, float]:
+def distances(left: State, right: State) -> dict[str, float]:
     """The greatest difference of each tensor; NaN where one is NaN."""
-    return {name: _distance(tensor, other[name]) for name, tensor in one.items()}
+    return {name: _distance(tensor, right[name]) for name, tensor in left.items()}
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(left: Tensor, right: Tensor) -> float:
     """The greatest difference; 0 where both are the same infinity, as in a mask."""
-    distances = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(one, other)]
+    distances = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(left, right)]
     return float(torch.stack(distances).max()) if distances else 0.0
 
 
@@ -95,8 +95,8 @@ def _largest(tensor: Tensor) -> float:
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Equal parts of flat tensors."""
     flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
-    return (tuple(each[first : first + BLOCK] for each in flat) for first in range(0, flat[0].numel(), BLOCK))
+    return (tuple(tensor[first : first + BLOCK] for tensor in flat) for first in range(0, flat[0].numel(), BLOCK))
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.layout == other.layout and not one.is_sparse and torch.equal(one, other)
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left.layout == right.layout and not left.is_sparse and torch.equal(left, right)

@@ -56,7 +56,7 @@ def _report(
     item: pytest.Item, results: Sequence[RankResult], phase: str, outcome: str, longrepr: object
 ) -> pytest.TestReport:
     """Builds the report of a phase, with what each rank printed in it."""
-    own = [report for result in results if (report := result.reports.get(phase))]
+    reports = [report for result in results if (report := result.reports.get(phase))]
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -65,10 +65,10 @@ def _report(
         longrepr=longrepr,  # type: ignore[arg-type]
         when=phase,  # type: ignore[arg-type]
         sections=list(_sections(results, phase)),
-        duration=max((report.duration for report in own), default=0.0),
-        start=min((report.start for report in own), default=0.0),
-        stop=max((report.stop for report in own), default=0.0),
-        user_properties=own[0].user_properties if own else (),
+        duration=max((report.duration for report in reports), default=0.0),
+        start=min((report.start for report in reports), default=0.0),
+        stop=max((report.stop for report in reports), default=0.0),
+        user_properties=reports[0].user_properties if reports else (),
     )
 
 
@@ -99,8 +99,8 @@ def _shown(item: pytest.Item, results: Sequence[RankResult]) -> ExceptionChainRe
         texts = {result.rank: _text(result) for result in of_it}
         for _, same in _grouped(of_it, texts):
             report = same[0].decisive()
-            shown = report.longrepr if outcome == "failed" and report else _text(same[0])
-            part = _chain(item, same, shown)
+            longrepr = report.longrepr if outcome == "failed" and report else _text(same[0])
+            part = _chain(item, same, longrepr)
             crash = part[-1][1]
             if crash and (outcome != "stopped" or not heads):
                 heads.append(crash)

@@ -87,7 +87,7 @@ class Pool:
         except BaseException:  # Ctrl-C, too
             self._processes.end(numbers, hung=numbers)
             raise
-        results = [each for number in numbers for each in running.results[number]]
+        results = [result for number in numbers for result in running.results[number]]
         if debug or not all(result.clean() for result in results):
             self._processes.end(numbers, running.hung)
         return results
@@ -128,7 +128,7 @@ class Pool:
         elif isinstance(message, PhaseReport):
             hook = self._config.hook
             report = hook.pytest_report_from_serializable(config=self._config, data=dict(message.report))
-            result = next(each for each in results if each.rank == message.rank)
+            result = next(result for result in results if result.rank == message.rank)
             result.reports[report.when] = report
             result.printed.append((report.when, process.output.take((message.out, message.err))))
         elif isinstance(message, Ended):
@@ -201,17 +201,17 @@ def _next_there(item: pytest.Item, nextitem: pytest.Item | None, mark: pytest.Ma
     later = [nextitem] if nextitem else []
     if nextitem and not hasattr(item.config, "workerinput") and item in item.session.items:
         later = item.session.items[item.session.items.index(item) + 1 :]
-    for each in later:
-        its = each.get_closest_marker(mark.name)
+    for item in later:
+        its = item.get_closest_marker(mark.name)
         if its and bool(its.kwargs.get("threads")) == threads and (threads or int(its.args[0]) >= size):
-            return each
+            return item
     return None
 
 
 def _shared_collectors(item: pytest.Item, nextitem: pytest.Item | None) -> int:
     """Returns how many collectors, from the session down, two tests share; 0 where there is no next test."""
     pairs = zip(item.listchain()[:-1], nextitem.listchain()) if nextitem else ()
-    return sum(1 for one, other in pairs if one is other)
+    return sum(1 for first, second in pairs if first is second)
 
 
 @contextmanager

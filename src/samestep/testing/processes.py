@@ -86,9 +86,9 @@ class RankProcess:
         with suppress(psutil.Error):
             started = psutil.Process(self.process.pid).children(recursive=True) if descendants else []
         self.connection.close()
-        for each in started:
+        for process in started:
             with suppress(psutil.Error):
-                each.kill()
+                process.kill()
         kill(self.process)
 
 

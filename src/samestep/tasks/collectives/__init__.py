@@ -40,9 +40,9 @@ def _how_to_get(backend: str) -> str:
     return "this torch is built without it; install a build of torch for your GPU, or use gloo"
 
 
-def _gather(store: Store, world: World, mine: CollectiveRank) -> list[CollectiveRank]:
+def _gather(store: Store, world: World, answer: CollectiveRank) -> list[CollectiveRank]:
     if world.rank:
-        store.set(f"rank {world.rank}", json.dumps(finite(as_json(mine))))
+        store.set(f"rank {world.rank}", json.dumps(finite(as_json(answer))))
         return []
-    others = (json.loads(store.get(f"rank {rank}")) for rank in range(1, world.size))
-    return [mine, *(from_json(CollectiveRank, each) for each in others)]
+    answers = (json.loads(store.get(f"rank {rank}")) for rank in range(1, world.size))
+    return [answer, *(from_json(CollectiveRank, read) for read in answers)]

@@ -60,8 +60,8 @@ def build(
     every Python object is `elements` bytes.
     """
     call, members = CALLS[case.collective], case.members
-    names, here, n = [*inspect.signature(call).parameters], members.index(rank), len(members)
-    peer = here + 1 if here % 2 == 0 else here - 1
+    names, position, n = [*inspect.signature(call).parameters], members.index(rank), len(members)
+    peer = position + 1 if position % 2 == 0 else position - 1
     if ("peer" in names and peer >= n) or ("following" in names and n == 1):
         return None
 
@@ -89,9 +89,9 @@ def build(
         "op": lambda: getattr(dist.ReduceOp, case.reduction.upper()),
         "root": lambda: case.root,
         "peer": lambda: members[peer],
-        "is_sender": lambda: here % 2 == 0,
-        "following": lambda: members[(here + 1) % n],
-        "previous": lambda: members[here - 1],
+        "is_sender": lambda: position % 2 == 0,
+        "following": lambda: members[(position + 1) % n],
+        "previous": lambda: members[position - 1],
         "group": lambda: group,
     }
     absent = ONLY_ROOT.get(case.collective) if rank != case.root else None
@@ -123,22 +123,22 @@ def _objects(case: Case, rank: int, payload: bytes | None) -> list[object]:
 def element(case: Case, rank: int, index: int) -> float:
     """Returns element `index` of what a rank gives: small whole numbers that every dtype holds exactly, chosen so that
     a wrong rank, part, order or reduction gives another result."""
-    here, n = case.members.index(rank), len(case.members)
+    position, n = case.members.index(rank), len(case.members)
     if case.dtype == "bool":
-        return (here + index) % 2 if case.reduction else (rank >> (index % 8)) & 1
+        return (position + index) % 2 if case.reduction else (rank >> (index % 8)) & 1
     match case.reduction:
         case "avg":
-            return (here + index) % 3 * n
+            return (position + index) % 3 * n
         case "product":
-            return 1 + (here == index % n) + 2 * (here == (index + 1) % n)
+            return 1 + (position == index % n) + 2 * (position == (index + 1) % n)
         case "min" | "max":
-            return (7 * here + 3 * index) % 11
+            return (7 * position + 3 * index) % 11
         case "band":
-            return 127 ^ (1 << (here + index) % 7)
+            return 127 ^ (1 << (position + index) % 7)
         case "bor" | "bxor":
-            return 1 << (here + index) % 7
+            return 1 << (position + index) % 7
         case "sum" if case.dtype not in WIDE:
-            return (here + index) % 3
+            return (position + index) % 3
     return 10 * rank + index if case.dtype in WIDE else (10 * rank + index) % 121
 
 
@@ -147,7 +147,7 @@ def numbers(value: Any) -> Tensors:
     if value is None:
         return []
     if isinstance(value, list):
-        return [inner for each in value for inner in (numbers(each) or [[]])]
+        return [inner for nested in value for inner in (numbers(nested) or [[]])]
     if isinstance(value, Tensor):
         plain = torch.view_as_real(value) if value.is_complex() else value
         return [plain.detach().cpu().to(torch.float64).flatten().tolist()]

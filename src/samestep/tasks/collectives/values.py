@@ -50,9 +50,9 @@ def _groups(plan: CollectivePlan, world: World) -> Groups:
 
     They end with the world: a rank that closed one earlier would take it from those that are still in its last call.
     """
-    whole = dist.group.WORLD
-    assert whole is not None
-    groups: Groups = {WORLD: (whole, tuple(range(world.size)))}
+    default_group = dist.group.WORLD
+    assert default_group is not None
+    groups: Groups = {WORLD: (default_group, tuple(range(world.size)))}
     if plan.groups:
         for parity in (0, 1):
             ranks = tuple(range(parity, world.size, 2))
@@ -86,7 +86,7 @@ def _call(case: Case, plan: CollectivePlan, world: World, group: ProcessGroup, s
     except Exception as raised:
         error = _refusal(raised)
     after = (numbers(arguments.after()), _named(arguments.filled, arguments.after()))
-    return RankValues(world.rank, case, before[0], after[0], before[1], after[1], error)
+    return RankValues(world.rank, case, before[0], after[0], before_text=before[1], after_text=after[1], error=error)
 
 
 def _named(name: str, value: object) -> str:
@@ -106,7 +106,13 @@ def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str)
     left = store.add(key, 0)
     at_last = "arrives last" if world.rank == case.members[-1] else "arrives"
     return RankValues(
-        world.rank, case, [[float(arrived)]], [[float(left)]], at_last, f"{left} ranks have arrived", error
+        world.rank,
+        case,
+        [[float(arrived)]],
+        [[float(left)]],
+        before_text=at_last,
+        after_text=f"{left} ranks have arrived",
+        error=error,
     )
 
 
@@ -115,4 +121,5 @@ def _refusal(error: Exception) -> str:
     if says_lost(error):
         raise error
     line = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-    return "".join(each if each.isprintable() else " " for each in line)  # torch puts a ReduceOp's number as a byte
+    # torch puts a ReduceOp's number as a byte
+    return "".join(character if character.isprintable() else " " for character in line)

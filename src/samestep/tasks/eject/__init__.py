@@ -75,10 +75,10 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     if layout.lone_batchnorm and (given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm")):
         raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
     near = Neighbours(module)
-    own = {each: Source(importlib.import_module(each), True, is_ours) for each in near.own or {module.__name__}}
+    inlined = {name: Source(importlib.import_module(name), True, is_ours) for name in near.own or {module.__name__}}
     options = settable(function, given[0])
     reach = reach_of(
-        job, own, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options)
+        job, inlined, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options)
     )
     plan = ScriptPlan(engine, name, settings, reach, is_whole=parts != set())
     joined = _joined([(module.__name__, called), *plan.roots()], module, near, plan)
@@ -209,11 +209,11 @@ def _launch_lines() -> dict[str, str]:
 
 def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of --set: the job function's own, and those that every job has."""
-    own = inspect.signature(function).parameters
-    general = {key: text for key, text in texts.items() if key not in own and key in GENERAL}
-    mine = {key: text for key, text in texts.items() if key not in general}
-    values = values_of(function, mine, f"the job {target}", "--set", GENERAL)
-    absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
+    parameters = inspect.signature(function).parameters
+    general = {key: text for key, text in texts.items() if key not in parameters and key in GENERAL}
+    specific = {key: text for key, text in texts.items() if key not in general}
+    values = values_of(function, specific, f"the job {target}", "--set", GENERAL)
+    absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
     return values, values_of(general_settings, general, f"the job {target}", "--set")
@@ -241,7 +241,7 @@ def _sections(joined: Joined) -> list[str]:
     sections = []
     is_begun = False
     for source in joined.order():
-        aliases = [f"{local} = {there}" for local, there in joined.aliases[source.name].items()]
+        aliases = [f"{local} = {original}" for local, original in joined.aliases[source.name].items()]
         text = "\n\n\n".join(part for part in ("\n".join(aliases), source.kept(joined.kept[source.name])) if part)
         if source.whole or source.name.startswith(("samestep.jobs.", "samestep.engines.")) or not is_ours(source.name):
             place = source.path.name if source.whole else f"{source.name.replace('.', '/')}.py"

@@ -39,9 +39,9 @@ def _lines(imports: list[Import]) -> Iterator[str]:
     for line in sorted((line for line in imports if not line.name), key=lambda line: (not line.plain, line.bound)):
         yield f"import {module}" + ("" if line.plain else f" as {line.bound}")
     named = sorted((line for line in imports if line.name), key=lambda line: _by_type(line.name))
-    if kept := [line.name for line in named if line.bound == line.name]:
-        text = f"from {module} import {', '.join(kept)}"
-        wrapped = "\n".join([f"from {module} import (", *(f"    {imported}," for imported in kept), ")"])
+    if unaliased := [line.name for line in named if line.bound == line.name]:
+        text = f"from {module} import {', '.join(unaliased)}"
+        wrapped = "\n".join([f"from {module} import (", *(f"    {imported}," for imported in unaliased), ")"])
         yield text if len(text) <= 120 else wrapped
     yield from (f"from {module} import {line.name} as {line.bound}" for line in named if line.bound != line.name)
 

@@ -50,12 +50,14 @@ class Joined:
 
     def source(self, module: str) -> Source:
         if module not in self.sources:
-            whole = module in self.own
+            is_inlined = module in self.own
             loaded = importlib.import_module(module)
-            source = Source(loaded, True, self._is_inlined) if whole else Source(loaded, False, is_ours, self.rewrite)
+            source = (
+                Source(loaded, True, self._is_inlined) if is_inlined else Source(loaded, False, is_ours, self.rewrite)
+            )
             self.sources[module], self.kept[module], self.before[module] = source, [], set()
             self.imports[module], self.aliases[module] = {}, {}
-            if whole:
+            if is_inlined:
                 for line in source.imports.values():
                     if line.module not in ("typing", "__future__"):  # an import may have an effect of its own
                         self.imports[module][line.bound] = line
@@ -95,10 +97,10 @@ class Joined:
 
     def _use(self, source: Source, name: str) -> None:
         if name in source.links:
-            module, there = self._need(*source.links[name])
+            module, original = self._need(*source.links[name])
             self.before[source.name].add(module)
-            if there != name:
-                self.aliases[source.name][name] = there
+            if original != name:
+                self.aliases[source.name][name] = original
         elif name in source.binders or name in source.imports:
             self._need(source.name, name)
 
@@ -124,8 +126,8 @@ class Joined:
         """Names that would be two things in one text, and the sources that bind them."""
         clashes = {}
         for name, modules in self.bound().items():
-            others = [module for module in self.kept if module not in modules] if hasattr(builtins, name) else []
-            pythons = any(name in statement.uses for other in others for statement in self.kept[other])
+            absent = [module for module in self.kept if module not in modules] if hasattr(builtins, name) else []
+            pythons = any(name in statement.uses for module in absent for statement in self.kept[module])
             if pythons or len({self._what(module, name) for module in modules}) > 1:
                 clashes[name] = modules
         return clashes
@@ -159,7 +161,7 @@ class Joined:
         gone = {name} & set().union(*unused.values())
         while more := {n for statement, names in unused.items() if statement.uses & gone for n in names} - gone:
             gone |= more
-        return {(module, each) for each in gone} if source.whole else set()
+        return {(module, name) for name in gone} if source.whole else set()
 
     def _used(self, source: Source) -> set[str]:
         """The names of a source that the script needs, or that it reads when it starts."""
@@ -182,8 +184,8 @@ class Joined:
             if module not in met:  # also where the user's modules import one another
                 met.add(module)
                 first = self._first(module)
-                for other in [other for other in self.sources if other in first]:
-                    add(other)
+                for earlier in [earlier for earlier in self.sources if earlier in first]:
+                    add(earlier)
                 done.append(self.sources[module])
 
         start = self.roots[-1][0]
@@ -200,15 +202,15 @@ class Joined:
     def _first(self, module: str) -> set[str]:
         """The sources that must stand before one."""
         source = self.sources[module]
-        earlier = {other for other in self.before[module] if other in self.own} if source.whole else set()
+        earlier = {neighbour for neighbour in self.before[module] if neighbour in self.own} if source.whole else set()
         names = {name for statement in self.kept[module] for name in statement.at_import} | {*self.aliases[module]}
-        seen: set[Place] = set()
+        visited: set[Place] = set()
         waiting = [(module, name) for name in names]
         while waiting:
             place = waiting.pop()
-            if place in seen:
+            if place in visited:
                 continue
-            seen.add(place)
+            visited.add(place)
             of, name = place
             source = self.sources[of]
             if name in source.links:

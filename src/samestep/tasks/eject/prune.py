@@ -209,8 +209,8 @@ class _Edits:
         if is_elif:
             return self._lines(node.lineno, begin - 1 if node.orelse else self._end(node), [])
         if other_is_elif:
-            rest = self.lines[begin - 1 : self._end(node)]
-            return self._lines(node.lineno, self._end(node), [rest[0].replace(b"elif", b"if", 1), *rest[1:]])
+            branch = self.lines[begin - 1 : self._end(node)]
+            return self._lines(node.lineno, self._end(node), [branch[0].replace(b"elif", b"if", 1), *branch[1:]])
         return self._lines(node.lineno, self._end(node), self._unindented(self.lines[begin : self._end(node)]))
 
     def _else_line(self, node: ast.If) -> int:

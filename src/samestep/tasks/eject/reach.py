@@ -302,18 +302,18 @@ def unused_members(
     read: set[str] = set()
     of_job: set[str] = set()  # what is read of the job
     classes: list[ast.ClassDef] = []
-    for module, kept in statements.items():
-        of_class = [statement.node for statement in kept if isinstance(statement.node, ast.ClassDef)]
+    for module, of_module in statements.items():
+        of_class = [statement.node for statement in of_module if isinstance(statement.node, ast.ClassDef)]
         classes += of_class if module.startswith(SHAKEN) else []
-        own = {  # a property is not used because one of its name, which it reads, is
+        property_reads = {  # a property is not used because one of its name, which it reads, is
             id(inner): member.name
             for node in of_class
             for member in node.body
             if isinstance(member, ast.FunctionDef)
             for inner in ast.walk(member)
         }
-        for node in (inner for statement in kept for inner in ast.walk(statement.node)):
-            if isinstance(node, ast.Attribute) and own.get(id(node)) != node.attr:
+        for node in (inner for statement in of_module for inner in ast.walk(statement.node)):
+            if isinstance(node, ast.Attribute) and property_reads.get(id(node)) != node.attr:
                 read.add(node.attr)
                 owner = ast.unparse(node.value)
                 if sources[module].whole or owner.endswith("job") or module == "samestep.job.fields":

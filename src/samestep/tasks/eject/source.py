@@ -90,9 +90,9 @@ class Source:
             if number == 0 and self.docstring is not None:
                 continue
             if imports := _imports_of(node):
-                for each in imports:
-                    if head or not self.whole or each is not node or self._must_go(each):
-                        self._import(each)
+                for imported in imports:
+                    if head or not self.whole or imported is not node or self._must_go(imported):
+                        self._import(imported)
                     else:
                         self.statements.append(self._statement(node))
             elif not _is_main(node):
@@ -137,7 +137,7 @@ class Source:
 
     def _lines(self, node: ast.stmt) -> set[int]:
         """The lines of a statement; of a definition, with its decorators and the comment right above."""
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
         while isinstance(node, DEFINITION) and first > 1 and self.lines[first - 2].startswith("#"):
             first -= 1
         return set(range(first, (node.end_lineno or node.lineno) + 1))
@@ -152,7 +152,7 @@ class Source:
 
     def uses_of_modules(self) -> Iterator[Use]:
         """Each module that is imported anywhere in the file."""
-        top = {id(each) for node in self.tree.body for each in _imports_of(node)}
+        top = {id(statement) for node in self.tree.body for statement in _imports_of(node)}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from (Use(node, alias.name, False, id(node) in top) for alias in node.names)
@@ -164,9 +164,9 @@ class Source:
 
     def kept(self, statements: Collection[Statement]) -> str:
         """The text with these statements alone: its own lines."""
-        lines = {line for each in statements for line in range(each.first, each.last + 1)}
+        lines = {line for statement in statements for line in range(statement.first, statement.last + 1)}
         gone: set[int] = set()
-        keep = {id(each.node) for each in statements}
+        keep = {id(statement.node) for statement in statements}
         for node in self.tree.body:
             if id(node) not in keep:
                 gone |= self._lines(node)
@@ -186,11 +186,11 @@ class Source:
 
     def _parts(self, number: int, statements: Collection[Statement]) -> Iterator[str]:
         """Those of several statements on one line that are kept."""
-        for each in sorted(statements, key=lambda each: each.node.col_offset):
-            if each.first <= number <= each.last:
-                if each.first != each.last:
+        for statement in sorted(statements, key=lambda statement: statement.node.col_offset):
+            if statement.first <= number <= statement.last:
+                if statement.first != statement.last:
                     raise UserError(f"{self.path.name}: line {number} holds several statements; give each its own")
-                yield ast.get_source_segment(self.text, each.node) or ""
+                yield ast.get_source_segment(self.text, statement.node) or ""
 
 
 def is_ours(module: str) -> bool:
@@ -216,7 +216,7 @@ def _imports_of(node: ast.stmt) -> list[ast.Import | ast.ImportFrom]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [node]
     if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        inner = [each for each in node.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        inner = [statement for statement in node.body if isinstance(statement, ast.Import | ast.ImportFrom)]
         return inner if len(inner) == len(node.body) and not node.orelse else []
     return []
 
@@ -234,10 +234,10 @@ def _is_main(node: ast.stmt) -> bool:
 def _at_import(node: ast.AST) -> set[str]:
     """The names that a statement reads when it runs, not when what it defines is called."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        defaults = [*node.args.defaults, *(child for child in node.args.kw_defaults if child)]
         return set().union(*map(_names, [*node.decorator_list, *defaults]))
     if isinstance(node, ast.ClassDef):
-        around = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
+        around = [*node.decorator_list, *node.bases, *(child.value for child in node.keywords)]
         return set().union(*map(_names, around), *map(_at_import, node.body))
     return _names(node)
 

@@ -82,14 +82,14 @@ def dry_step(
             raise UserError(message("batch_holds_other_objects", type=type(leaf).__name__))
         if isinstance(leaf, Tensor):
             check_dense(leaf)
-    active, flop, kept = ActivePhase(job.phases, model), 0.0, 0
+    active, flop, saved_bytes = ActivePhase(job.phases, model), 0.0, 0
     sizes, began = _output_sizes(model), time.perf_counter()
     try:
         for number, turn in enumerate(job.of_phases()):
             active.activate(number)
             sizes.clear()  # a step is one phase's
             flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(micro_batch, phase=number)))
-            kept = max(kept, sum(sizes))
+            saved_bytes = max(saved_bytes, sum(sizes))
     except UserError as error:
         if is_one_row_error(error):
             return DryStep([], 0.0)  # inspect_job checks which ranks get one row
@@ -99,7 +99,7 @@ def dry_step(
     active.end()
     seconds = (time.perf_counter() - began) / len(job.of_phases())
     rows = max(1, rows)
-    return DryStep(_without_gradient(model), flop / rows, kept / rows, seconds / rows)
+    return DryStep(_without_gradient(model), flop / rows, saved_bytes / rows, seconds / rows)
 
 
 def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
@@ -224,7 +224,7 @@ def raising(what: str, do: Any, rows: int | None) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines()
         job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
-        at = f"{job_frames[-1].filename}, line {job_frames[-1].lineno}" if job_frames else None
+        place = f"{job_frames[-1].filename}, line {job_frames[-1].lineno}" if job_frames else None
         hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), None)
         raise UserError(
             message(
@@ -232,7 +232,7 @@ def raising(what: str, do: Any, rows: int | None) -> Any:
                 function=what,
                 rows=rows,
                 error=f"{type(error).__name__}{': ' + text[0] if text else ''}",
-                at=at,
+                at=place,
                 hint=hint,
             )
         ) from error

@@ -119,8 +119,8 @@ def _import(source: str, function: str) -> ModuleType:
             return importlib.import_module(source)
         path = Path(source).resolve()
         if not path.is_file():
-            there = f"{source} is a folder" if path.is_dir() else f"there is no job file {source}"
-            raise UserError(f"{there}; give the path of a Python file, as in my_job.py:job")
+            found = f"{source} is a folder" if path.is_dir() else f"there is no job file {source}"
+            raise UserError(f"{found}; give the path of a Python file, as in my_job.py:job")
         _check_has(function, source, path)
         sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -212,8 +212,8 @@ def values_of(
         try:
             values[name] = TypeAdapter(kind).validate_strings(text)
         except ValidationError:
-            shown = " or ".join(literals) or getattr(kind, "__name__", str(kind))
-            raise UserError(f"{flag} {name}={text}: '{name}' takes {shown}, not '{text}'") from None
+            expected = " or ".join(literals) or getattr(kind, "__name__", str(kind))
+            raise UserError(f"{flag} {name}={text}: '{name}' takes {expected}, not '{text}'") from None
         if isinstance(values[name], float) and not math.isfinite(values[name]):
             raise UserError(f"{flag} {name}={text}: give '{name}' a finite number")
     return values

@@ -18,9 +18,9 @@ def rows_of_proof(job: Job, replicas: int, forward_flop: float, parameters: int)
     the uneven last batch.
     """
     of_row, of_model = BACKWARD * forward_flop, OF_PARAMETER * parameters
-    each = replicas * schedule_of(job, replicas).micro_batches
-    fewest = each * (3 if each == replicas else 4)
-    affordable = int(CHEAP_FLOP / of_row) // each * each if of_row else job.global_batch
+    micro_batches = replicas * schedule_of(job, replicas).micro_batches
+    fewest = micro_batches * (3 if micro_batches == replicas else 4)
+    affordable = int(CHEAP_FLOP / of_row) // micro_batches * micro_batches if of_row else job.global_batch
     rows = max(fewest, affordable)
     if rows >= job.global_batch:
         return 0, of_row * job.global_batch + of_model > COSTLY_FLOP

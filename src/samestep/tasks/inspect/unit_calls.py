@@ -68,11 +68,11 @@ def _micro_batches(job: Job, replicas: int) -> list[MicroBatch]:
     alone, ranks = schedule_of(job, 1), schedule_of(job, replicas)
     last = alone.steps_per_epoch - 1
     few = [_cut(alone.step(0, 0, step)[0], ROWS) for step in (0, 0, min(1, last))]
-    own = [ranks.step(rank, 0, last)[0] for rank in (0, replicas - 1)]
+    micro_batches = [ranks.step(rank, 0, last)[0] for rank in (0, replicas - 1)]
     return [
         *few,
         _cut(few[0], max(1, few[0].rows - 1)),
-        *(micro_batch for micro_batch in own if 0 < micro_batch.rows <= MOST_ROWS),
+        *(micro_batch for micro_batch in micro_batches if 0 < micro_batch.rows <= MOST_ROWS),
     ]
 
 

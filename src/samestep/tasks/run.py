@@ -28,7 +28,7 @@ from samestep.training import Run
 from samestep.world import World
 
 
-def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
+def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
     """Trains with progress and evaluations. Rank 0 writes the weights to training.weights.
 
     A graceful stop ends the training early; the weights are written and evaluated all the same.
@@ -47,7 +47,17 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        now = Progress("run", attempt(), done, steps, samples, loss, best.curve, run.first, world.size)
+        now = Progress(
+            "run",
+            attempt(),
+            done,
+            steps=steps,
+            samples=samples,
+            loss=loss,
+            curve=best.curve,
+            resumed_from=run.first,
+            ranks=world.size,
+        )
         write_progress(world.rank, folder, now)
 
     checkpoints = _checkpoints(plan, training, world, identity)
