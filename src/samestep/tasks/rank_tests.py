@@ -38,7 +38,7 @@ from samestep.records.rank_tests import (
     PytestSession,
     RunTest,
 )
-from samestep.tasks import rank_state, thread_ranks
+from samestep.tasks import thread_ranks
 from samestep.world import network
 from samestep.world.connections import connect
 from samestep.world.processes import die_with_parent
@@ -127,7 +127,7 @@ class Rank:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, AskState):
-                    self._send(ProcessState(rank_state.states(self.test)))
+                    self._send(ProcessState(thread_ranks.states(self.test)))
                 else:
                     self._tests.put(message)
         self._tests.put(None)

@@ -31,9 +31,8 @@ from samestep.records.plan import ProveTask
 from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
 from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
-from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.inspect.unit_calls import Units, varying_calls
-from samestep.tasks.proof_job import SGD_LR, proof_job
+from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
 
 RAISED = "function_of_the_job_raised"  # the message of a function of the job's that fails on some rows
 Result = TypeVar("Result")

@@ -7,8 +7,7 @@ import pytest
 from conformance.jobs_drawn import job as drawn
 from samestep.job import Job
 from samestep.records.plan import ProveTask
-from samestep.tasks.inspect.proof_size import rows_of_proof
-from samestep.tasks.proof_job import subset_length, with_fewer_rows
+from samestep.tasks.proof_job import rows_of_proof, subset_length, with_fewer_rows
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
