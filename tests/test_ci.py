@@ -128,7 +128,7 @@ RED = {
 def test_a_green_run(case: str, tmp_path: Path) -> None:
     files, options, says = GREEN[case]
     code, said = judged(planted(tmp_path, files, options))
-    assert code == 0 and said[-1] == "CI: check is green", said
+    assert code == 0 and said[-1].endswith("check is green"), said
     assert any(says in line for line in said) and any("FLAKY" in line for line in said) == ("FLAKY" in says), said
 
 
@@ -136,7 +136,7 @@ def test_a_green_run(case: str, tmp_path: Path) -> None:
 def test_a_red_run(case: str, tmp_path: Path) -> None:
     files, options, says = RED[case]
     code, said = judged(planted(tmp_path, files, options), more=["--stall", f"{budget(10):.0f}"])
-    assert code == 1 and said[-1] == "CI: check is red", said
+    assert code == 1 and said[-1].endswith("check is red"), said
     for words in says:
         assert any(line.startswith("CI: RED: ") and words in line for line in said), said
 
@@ -162,7 +162,7 @@ def test_what_make_itself_says(tmp_path: Path) -> None:
     ):
         makefile.write_text(f"test check:\n{lines}")
         code, said = judged(folder)
-        assert code == 1 and "CI: RED: make check ended with code 2" in said, said
+        assert code == 1 and any("RED: make check" in line and line.endswith("code 2") for line in said), said
 
 
 def test_what_was_skipped_runs_again_with_everything_installed(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_was_skipped_runs_again_with_everything_installed(tmp_path: Path) -
     (folder / "conftest.py").write_text((folder / "conftest.py").read_text() + options)
     assert judged(folder, "test")[0] == 0
     code, said = judged(folder, "rest")
-    assert code == 1 and any("test_tool was skipped: no tool" in line for line in said), said
+    assert code == 1 and any("test_tool was skipped" in line for line in said), said
     (folder / "tool").touch()
     code, said = judged(folder, "rest")
     assert code == 0, said

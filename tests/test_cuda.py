@@ -65,7 +65,7 @@ def test_step_times_are_those_of_the_gpu() -> None:
 def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
     meter = Meter(0, "cuda:0")
     value = torch.ones((), device="cuda:0")
-    with pytest.raises(UserError, match="not finite at step 11 on rank 0: nan"):  # noqa: PT012 - noticed later
+    with pytest.raises(UserError, match=r"step 11.*rank 0.*nan"):  # noqa: PT012 - noticed later
         for step in range(40):
             meter.loss(value * float("nan") if step == 11 else value, step, 1.0)
 

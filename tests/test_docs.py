@@ -169,7 +169,7 @@ def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> No
         line = [sys.executable, "-m", *command.split()]
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=budget(90))
         assert done.returncode == 0, done.stderr
-        assert "evaluation over 200 rows, each once: " in done.stdout
+        assert "over 200 rows" in done.stdout
     assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()
 
 

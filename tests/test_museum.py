@@ -41,7 +41,7 @@ def test_an_exhibit_is_whole(of: Exhibit) -> None:
 
 def test_a_key_that_is_not_known_or_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "exhibit.toml").write_text('titel = "x"\n')
-    with pytest.raises(ValueError, match="there is no key 'titel'"):
+    with pytest.raises(ValueError, match="no key 'titel'"):
         read(tmp_path)
     (tmp_path / "exhibit.toml").write_text('title = "x"\n')
     with pytest.raises(ValueError, match="kind"):

@@ -70,7 +70,8 @@ def test_show_prints_what_three_ranks_hold() -> None:
     done = samestep("collectives", "--show", "all_to_all_single", *deadline())
     assert done.returncode == 0, done.stderr
     assert "    dist.all_to_all_single(out, tensor, group=group)" in done.stdout
-    assert "   1  tensor = [10, 11, 12, 13, 14, 15]  out = [2, 3, 12, 13, 22, 23]" in done.stdout
+    of_rank_1 = "   1  tensor = [10, 11, 12, 13, 14, 15]  out = [2, 3, 12, 13, 22, 23]"
+    assert of_rank_1 in done.stdout
 
 
 @pytest.mark.parametrize(

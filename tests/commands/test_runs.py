@@ -137,7 +137,8 @@ def test_a_command_line_has_the_options_that_are_not_at_their_defaults() -> None
     more: dict[str, Any] = {"best": "accuracy", "log": ("csv", "wandb"), "on_nan": "skip", "machines": machines}
     words = words_of("run", RunOptions(job, "fsdp", out="a", **settings, **more), job)
     line = "samestep run 'my job.py:job' --nproc 2 --threads 2 --engine fsdp --set lr=0.1 --set-engine bucket_mb=1"
-    assert shlex.join(words) == f"{line} --best accuracy --log csv,wandb --on-nan skip"
+    options = "--best accuracy --log csv,wandb --on-nan skip"
+    assert shlex.join(words) == f"{line} {options}"
     proof = VerifyOptions(engines=["ddp", "fsdp"], stall_s=0.0, resume=True, resume_nproc=3)
     line = "samestep verify digits --stall 0.0 --engines ddp,fsdp --resume --resume-nproc 3"
     assert shlex.join(words_of("verify", proof, "digits")) == line

@@ -167,9 +167,9 @@ def test_what_is_inexact_gives_none() -> None:
 
 def test_jobs_that_cannot_have_one() -> None:
     gan, lbfgs = jobs_phases.gan(), jobs_closures.FIXED
-    with pytest.raises(UserError, match="phase 'discriminator': LBFGS computes the loss again in a closure, which"):
+    with pytest.raises(UserError, match=r"'discriminator': LBFGS.* closure"):
         replace(gan, optimizer=None, phases=[replace(gan.phases[0], optimizer=lbfgs), gan.phases[1]])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="the optimizer computes the loss of a step several times"):
+    with pytest.raises(UserError, match=r"optimizer.*several times"):
         replace(jobs_carried.lstm(), optimizer=lbfgs)
-    with pytest.raises(SystemExit, match="cannot train a job with an optimizer whose step needs a closure"):
+    with pytest.raises(SystemExit, match=r"cannot train.*optimizer.*closure"):
         script.Run(jobs_closures.clipped(), script.World())

@@ -94,14 +94,14 @@ def test_a_planted_fault_is_caught(
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(UserError, match="but the first must have the same size; pad to one length in collate"):
+    with pytest.raises(UserError, match=r"same size; pad.*collate"):
         reference.play(jobs_gathered.padded(), Layout(2), 1)
-    with pytest.raises(UserError, match="verify it with one of them"):
+    with pytest.raises(UserError, match="with one of"):
         reference.play(replace(jobs_gathered.clip(), sync_batchnorm=True), Layout(2), 1)
 
 
 def test_a_script_by_itself_refuses_other_ranks() -> None:
-    with pytest.raises(SystemExit, match="this script cannot train a job with gather_outputs"):
+    with pytest.raises(SystemExit, match=r"cannot train.*gather_outputs"):
         script.Run(jobs_gathered.clip(), script.World(size=2))
     script.Run(jobs_gathered.clip(), script.World())
 

@@ -270,5 +270,5 @@ def test_who_takes_one_optimizer_says_so() -> None:
     muon = {"generator": "Muon"}
     unfit = refusal(engine_facts("fsdp", 2), replace(facts, phases=muon))
     assert unfit and (unfit.id, unfit.fields["optimizer"]) == ("engine_cannot_take_optimizer", "Muon")
-    with pytest.raises(SystemExit, match="this script cannot train a job with phases: train it with samestep"):
+    with pytest.raises(SystemExit, match=r"cannot train.*phases"):
         script.Run(jobs_phases.gan(), script.World())

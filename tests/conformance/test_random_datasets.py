@@ -64,7 +64,7 @@ def test_without_the_keys_the_proof_says_differs(
         "        row, target = super().__getitem__(index)\n        return row * own.normal(), target\n"
         "def job():\n    return replace(usual(), train=Own(0, 44, ''))\n"
     )
-    with Ranks(1) as rank, pytest.raises(RanksFailed, match="other values when the same sample is read again"):
+    with Ranks(1) as rank, pytest.raises(RanksFailed, match="sample_differs_when_read_again"):
         prove(rank, ranks(2), f"{file}:job", "ddp")
 
 

@@ -49,7 +49,7 @@ def test_the_reference_of_three_ranks_is_that_of_one(own: bool) -> None:
 
 
 def test_dropout_is_not_proven_with_it() -> None:
-    with pytest.raises(UserError, match="verify it without dropout"):
+    with pytest.raises(UserError, match="without dropout"):
         reference.play(jobs_synced.job(dropout=0.5), Layout(2), 1)
 
 

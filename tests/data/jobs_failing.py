@@ -16,6 +16,7 @@ from samestep import Job, Recipe
 from samestep.errors import UserError
 
 WIDE = 2**18  # floats of a sample: 1 MiB
+UNREADABLE = "photos/37.jpg cannot be read; mend it"  # what the mistaken job of a user says
 
 
 class Failing(Dataset[Any]):
@@ -28,7 +29,7 @@ class Failing(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if index == 37:
             if self.how == "users":
-                raise UserError("photos/37.jpg cannot be read; mend it")
+                raise UserError(UNREADABLE)
             if self.how == "raises":
                 raise ValueError("no such thing\nand more of it")
             if self.how == "killed":

@@ -80,7 +80,7 @@ def test_each_row_is_seen_once_an_epoch_on_any_number_of_ranks(folder: Path, siz
 def test_one_column_and_single_rows(folder: Path) -> None:
     arrays = opened(folder)
     assert [int(arrays[index][1]) for index in (0, 4, 5, 28, -1)] == [0, 4, 5, 28, 28]
-    with pytest.raises(IndexError, match="row 29 of 29"):
+    with pytest.raises(IndexError, match="row 29"):
         arrays[29]
     alone = Arrays(sorted(folder.glob("targets-*")))
     assert alone[7] == 7 and alone.take(np.array([28, 0])).tolist() == [28, 0]
@@ -93,10 +93,10 @@ def test_pickled_it_is_its_paths(folder: Path) -> None:
 
 
 def test_what_does_not_fit_is_said(folder: Path) -> None:
-    with pytest.raises(UserError, match="the columns hold 29, 24 rows"):
+    with pytest.raises(UserError, match=r"columns.* 29, 24"):
         Arrays(sorted(folder.glob("inputs-*")), [folder / "targets-1.npy"])
     np.save(folder / "inputs-9.npy", np.zeros((2, 4)))
-    with pytest.raises(UserError, match=r"inputs-9.npy holds rows of float64\[4\], and .* rows of float32\[3, 2\]"):
+    with pytest.raises(UserError, match=r"inputs-9.npy.*float64\[4\].*float32\[3, 2\]"):
         opened(folder)
     np.save(folder / "objects.npy", np.array([{}]))
     for files, sentence in (

@@ -110,7 +110,7 @@ def test_samples_are_fetched_by_the_batch_and_must_be_as_many() -> None:
     job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=None)
     first = next(batches(job, World(), schedule_of(job, 1), 1))
     assert first.data.tolist() == first.micro_batch.indices.tolist()
-    with pytest.raises(UserError, match=r"ByBatch.__getitems__ gave 10 samples for 8 indices"):
+    with pytest.raises(UserError, match=r"ByBatch.__getitems__.* 10 .* 8 "):
         list(batches(replace(job, train=ByBatch(2)), World(), schedule_of(job, 1), 1))
 
 

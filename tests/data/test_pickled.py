@@ -86,7 +86,7 @@ def test_a_pickle_that_would_run_something_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("batch").write_bytes(CODE[content])
-    with pytest.raises(UserError, match=r"batch is no file of pickled arrays: .*; give"):
+    with pytest.raises(UserError, match=r"batch is no .*arrays"):
         read_pickled(Path("batch"))
     assert os.listdir() == ["batch"]
 
@@ -104,5 +104,5 @@ def test_a_pickle_that_would_run_something_is_refused(
 )
 def test_a_batch_of_another_form_is_refused(content: Any, lacks: str, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(pickle.dumps(content))
-    with pytest.raises(UserError, match=f"batch has no '{lacks}'"):
+    with pytest.raises(UserError, match=f"has no '{lacks}'"):
         batch(tmp_path / "batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_an_evaluation_of_other_data_on_a_rank_is_refused(tmp_path: Path) -> Non
     assert run(tmp_path, "evaluation", nproc=1)[0] == 0
     weights = str(tmp_path / "out" / "weights.safetensors")
     code, said = run(tmp_path, "evaluation", "evaluate", "--weights", weights, "--out", f"{tmp_path}/score")
-    assert (code, "rank 1 has 12 evaluation samples, and rank 0 13" in said) == (2, True), said
+    assert code == 2 and re.search("rank 1 .*12 .*rank 0 13", said), said
 
 
 def test_looking_leaves_a_file_closed_that_loader_workers_will_open(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_error_of_the_dataset_names_its_sample(workers: int, by_batch: bool) 
 def test_a_users_mistake_stays_its_own_sentence(workers: int) -> None:
     _, error = loaded(jobs_failing.job("users", workers))
     assert type(error) is UserError
-    assert str(error) == "photos/37.jpg cannot be read; mend it"
+    assert str(error) == jobs_failing.UNREADABLE
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
     done = _in_small_shm([*command, *deadline(), "--out", str(tmp_path / "out")], 20)
     assert done.returncode == 2, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
-    assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
+    assert re.search(r"/dev/shm.* full \(\d+.* 20 MiB", said)
     assert "--shm-size" in said and "workers=0" in said
 
 
@@ -202,7 +202,7 @@ def test_a_dataset_whose_length_changes_is_told(workers: int) -> None:
     seen, error = loaded(job, 2 * (16 // job.global_batch))
     assert len(seen) == 16 // job.global_batch
     assert type(error) is UserError
-    assert "has 17 samples in epoch 1, and had 16 when the training began" in str(error)
+    assert re.search("17 .*epoch 1.* 16 ", str(error))
 
 
 @pytest.mark.parametrize("kibibytes", [4, 16])
@@ -232,7 +232,7 @@ def test_a_shared_memory_without_room_for_a_lock_says_so(kibibytes: int) -> None
 @pytest.mark.parametrize(
     ("how", "code", "sentence"),
     [
-        ("users", 2, "photos/37.jpg cannot be read; mend it"),
+        ("users", 2, jobs_failing.UNREADABLE),
         ("raises", 1, "rank 0 failed: loading the rows of step"),
         ("killed", 1, "rank 0 failed: a loader worker (process "),
     ],
@@ -246,7 +246,7 @@ def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str,
     (said,) = [line for line in done.stderr.splitlines() if sentence in line]
     assert "Traceback" not in done.stderr
     if how == "raises":
-        assert "sample 37: ValueError: no such thing" in said
+        assert "sample 37: ValueError" in said
         log = next(tmp_path.glob("out/**/rank0.log")).read_text()
         assert "jobs_failing.py" in log
         assert log.startswith("Traceback"), log  # what is held back until the run has failed begins there

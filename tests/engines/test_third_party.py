@@ -90,11 +90,11 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)["engines"]}
     assert listed["tiny"]["available"]
     why = {name: row["reason"]["english"] for name, row in listed.items() if row["reason"]}
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in why["broken"]
+    assert "'no_such_module'" in why["broken"]
     assert "SystemExit: no licence" in why["leaving"]
     assert listed["older"]["available"]
     assert "PURPOSE" in why["empty"]
-    assert "explains" in why["misspelt"] and "did you mean explain?" in why["misspelt"]
+    assert "explains" in why["misspelt"] and " explain?" in why["misspelt"]
     assert "TypeError: " in why["unknown"] and "purposes" in why["unknown"]
     assert listed["ddp"]["available"]
     assert listed["samestep-tiny.ddp"]["reason"]["english"] == "samestep has an engine of this name itself"

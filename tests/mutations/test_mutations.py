@@ -91,5 +91,5 @@ def test_a_fault_is_caught_named_and_explained(fault: Fault, size: int, referenc
 
 def test_a_patch_that_does_not_apply_fails(tmp_path: Path) -> None:
     absent = Fault("absent", "engines/ddp.py", "no such line", "", named=(), cause="")
-    with pytest.raises(ValueError, match="'absent' does not apply: its text stands 0 times"):
+    with pytest.raises(ValueError, match=r"'absent'.* 0 times"):
         patched(absent, tmp_path)

@@ -231,7 +231,7 @@ def test_a_folder_of_one_evaluation_is_not_anothers(trained: tuple[Path, dict[st
     assert samestep(*words, str(weights)).returncode == 0
     before = (tmp_path / "out" / "results.json").read_bytes()
     again = samestep(*words, str(other))
-    assert again.returncode == 2 and "holds other results: training was 'init_sha256=" in again.stderr
+    assert again.returncode == 2 and "init_sha256=" in again.stderr
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
@@ -252,4 +252,5 @@ def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
         with Training("digits on ddp", tmp_path, "torchrun") as progress:
             progress.show(told)
         said = capsys.readouterr().err
-        assert said.count("samestep: digits on ddp: step 12 of 40  1,536 samples  loss 0.2500") == lines
+        line = "samestep: digits on ddp: step 12 of 40  1,536 samples  loss 0.2500"
+        assert said.count(line) == lines

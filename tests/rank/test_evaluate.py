@@ -163,9 +163,9 @@ def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
         return torch.empty(batch.micro_batch.rows, 1 << 50)
 
     job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
-    with pytest.raises(UserError, match="ran out of memory while evaluating 8 rows at once; --set micro_batch=4 "):
+    with pytest.raises(UserError, match=r"evaluating 8 rows.*--set micro_batch=4 "):
         evaluate(job, job.model(), World())
-    with pytest.raises(UserError, match="while evaluating 1 rows at once; evaluate the weights with samestep evaluate"):
+    with pytest.raises(UserError, match=r"evaluating 1 rows.*samestep evaluate"):
         evaluate(replace(job, micro_batch=1), job.model(), World())
 
 
@@ -179,7 +179,7 @@ def test_predictions_that_are_no_rows_are_refused() -> None:
         metrics={},
     )
     assert evaluate(pairs, pairs.model(), World()).predictions is None
-    with pytest.raises(UserError, match=r"forward returns a tuple; leave --predictions out"):
+    with pytest.raises(UserError, match=r"tuple; leave --predictions"):
         evaluate(pairs, pairs.model(), World(), predictions=True)
 
 

@@ -99,7 +99,7 @@ def test_a_failure_names_the_weights(tmp_path: Path) -> None:
     save(Classifier().state_dict(), weights)
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "in the way").touch()
-    with pytest.raises(UserError, match=r"Encoder.save_pretrained failed: OSError: .* are in .*weights.safetensors"):
+    with pytest.raises(UserError, match=r"Encoder.save_pretrained .*OSError: .*weights.safetensors"):
         export(Classifier, weights, tmp_path / "hub")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "weights.safetensors"]
 

@@ -70,6 +70,6 @@ def test_a_writing_that_breaks_leaves_what_was_there(
 
     before = saved[1].read_bytes()
     monkeypatch.setattr(safetensors.torch, "save_file", broken)
-    with pytest.raises(UserError, match=r"cannot be written .No space left"):
+    with pytest.raises(UserError, match=r"cannot be written"):
         save(net().state_dict(), saved[1])
     assert saved[1].read_bytes() == before

@@ -15,8 +15,10 @@ from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
 from recorder.replay_faults import REPLAY_FAULTS
 from recorder.test_replay import answers
+from samestep.message import message
 from samestep.records.files import read
 from samestep.records.script import CLOSURES, PLAN, ClosureRecord
+from samestep.report.language import text
 
 STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]
 TRIED = [each for each in (*FAULTS, *REPLAY_FAULTS) if each not in STAGES]  # tests/recorder/plant.py tries all
@@ -129,7 +131,7 @@ def test_a_rank_that_never_steps_is_named(tmp_path: Path) -> None:
     )
     done = samestep("check", "--launcher", "fork", "--steps", "2", "--out", "out", "train.py", cwd=tmp_path)
     said = " ".join(done.stderr.split())
-    assert done.returncode == 1 and "rank 1 only 0" in said, said
+    assert done.returncode == 1 and text(message("rank_took_only", rank=1, steps=0), "en") in said, said
     assert "onnection" not in said
 
 

@@ -75,7 +75,7 @@ def test_a_model_is_freed_after_it_was_watched(tmp_path: Path) -> None:
 
 def test_a_fault_is_named_where_it_is_watched(tmp_path: Path) -> None:
     found = said(LOOP, tmp_path, 1)
-    assert "not divided by 2" in found and "found differs" in found
+    assert "divided by 2" in found and "found differs" in found
 
 
 @pytest.mark.check
@@ -92,9 +92,9 @@ def test_two_ranks(padding: str, answer: str, tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(samestep.UserError, match="model is of type SGD"):
+    with pytest.raises(samestep.UserError, match=r"model .*SGD"):
         samestep.watch(optimizer, model)  # type: ignore[arg-type]
     with pytest.raises(samestep.UserError, match="of type int"):
         samestep.watch(model, optimizer, 3)
-    with pytest.raises(samestep.UserError, match="give at least 1"):
+    with pytest.raises(samestep.UserError, match="at least 1"):
         samestep.watch(model, optimizer, steps=0)

@@ -104,13 +104,13 @@ def test_a_file_of_another_schema_is_refused_in_one_sentence(change: dict[str, A
 def test_a_nested_record_of_another_layout_is_refused_too(machine: dict[str, str], says: str) -> None:
     plain = as_json(RankRecord(0, World(), 1, 0.0, MACHINE))
     other = plain | {"machine": plain["machine"] | machine if machine else {}}
-    with pytest.raises(UserError, match=f"^a record was written by another version of samestep: {says}"):
+    with pytest.raises(UserError, match=f"another version.*: {says}"):
         from_json(RankRecord, other)
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with pytest.raises(UserError, match="read as JSON"):
         read(Progress, tmp_path / "progress.json")
 
 
@@ -134,7 +134,7 @@ def test_tensors_that_are_cut_off_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in (len(whole) // 2, len(whole) - 8):
         path.write_bytes(whole[:length])
-        with pytest.raises(TrainingFailed, match=r"rank0\.sgd\.npz is missing or incomplete"):
+        with pytest.raises(TrainingFailed, match=r"rank0\.sgd\.npz is missing"):
             Record(tmp_path).arrays("sgd")
 
 
@@ -142,7 +142,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path: Path, monkeypatc
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
     fill(monkeypatch, "a.json")
-    with pytest.raises(OSError, match="No space left on device") as error:
+    with pytest.raises(OSError, match="No space left") as error:
         write_json(path, {"new": 1})
     assert error.value.filename == str(path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"] and json.loads(path.read_text()) == {"old": 1}

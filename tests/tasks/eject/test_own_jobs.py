@@ -261,7 +261,7 @@ def test_a_module_that_must_stay_beside_it(case: str, tmp_path: Path) -> None:
     target = beside(tmp_path, *of)  # type: ignore[arg-type]
     script = write(target, "single", tmp_path / "script", 1, {})
     assert f"It needs {files.replace('$', tmp_path.name)} beside it." in script.read_text().split('"""')[1]
-    with pytest.raises(AssertionError, match="No module named 'net"):
+    with pytest.raises(AssertionError, match="module named 'net"):
         launch(script, [], "single", 1, hidden=True)
     script.rename(tmp_path / "script.py")
     run_script(tmp_path / "script.py", "single", 1).check_equal(own(written(tmp_path, [])))
@@ -269,7 +269,7 @@ def test_a_module_that_must_stay_beside_it(case: str, tmp_path: Path) -> None:
 
 def test_a_module_that_must_stay_beside_it_and_needs_samestep(tmp_path: Path) -> None:
     target = beside(tmp_path, {"net$.py": NET}, "import net$", "net$.build()")
-    with pytest.raises(UserError, match=r"net.*\.py imports samestep, .* write `from net.* import …` at its top"):
+    with pytest.raises(UserError, match=r"net.*\.py imports samestep, .*`from net.*…`"):
         write(target, "single", tmp_path / "script", 1, {})
 
 
@@ -291,7 +291,7 @@ def test_what_takes_more_than_a_plain_loop_on_ranks(job: str, tmp_path: Path) ->
 
 def test_shared_statistics_need_ranks_that_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in ("dataparallel", "horovod"):
-        with pytest.raises(UserError, match=f"SyncBatchNorm does not find the other ranks of {engine}"):
+        with pytest.raises(UserError, match=f"SyncBatchNorm .*{engine}"):
             eject("digits", {"sync_batchnorm": "true"}, engine, {}, 2, "script.py")
     assert "convert_sync_batchnorm" in eject("digits", {"sync_batchnorm": "true"}, "ddp", {}, 2, "script.py")
     script = eject(

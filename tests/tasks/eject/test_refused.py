@@ -140,9 +140,9 @@ def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
 
 def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:
     target = written(tmp_path, [("job()", "job(rate)")])
-    with pytest.raises(UserError, match="needs a value for 'rate': give --set rate="):
+    with pytest.raises(UserError, match="'rate': give --set rate="):
         _eject(target)
-    with pytest.raises(UserError, match="has no setting 'rat'; did you mean 'rate'"):
+    with pytest.raises(UserError, match=r"setting 'rat'; .*'rate'"):
         _eject(target, rat="1")
 
 
@@ -171,7 +171,7 @@ def test_a_setting_that_has_no_text() -> None:
 @pytest.mark.parametrize("name", ["lightning", "torch", "sklearn", "json", "numpy"])
 def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
     facts = engine_facts("lightning", 2)
-    with pytest.raises(UserError, match=f"Python would import {name}.py as the package {name}"):
+    with pytest.raises(UserError, match=f"{name}.py.* package {name}"):
         eject("digits", {}, "lightning", facts.settings, 2, f"{name}.py")
 
 
@@ -242,7 +242,7 @@ def test_an_engine_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_engine_that_has_a_name_of_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "key"))
-    with pytest.raises(UserError, match="would define `key` twice; rename it in the engine's file"):
+    with pytest.raises(UserError, match="define `key` twice"):
         eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
 
 
@@ -261,7 +261,5 @@ def test_an_engine_whose_processes_no_script_starts(tmp_path: Path, monkeypatch:
     """As another package may bring one."""
     other = replace(ddp.ENGINE, needs=engines.Needs(processes="actors"))
     monkeypatch.setattr("samestep.engines.ddp.ENGINE", other)
-    with pytest.raises(
-        UserError, match="ddp needs processes of the kind 'actors', and scripts are written for group, horovod, one"
-    ):
+    with pytest.raises(UserError, match=r"ddp .*'actors'.*group, horovod, one"):
         eject("digits", {}, "ddp", {}, 2, "train_digits.py")

@@ -87,7 +87,7 @@ def test_a_training_script_is_not_run(tmp_path: Path) -> None:
         find(str(script))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        with pytest.raises(UserError, match="training_script has no function 'main'; did you mean 'train'"):
+        with pytest.raises(UserError, match=r"training_script .*'main'; .*'train'"):
             find("training_script:main")
     assert not (tmp_path / "it-ran").exists()
 
@@ -114,7 +114,7 @@ def test_a_job_that_is_bound_in_any_way_is_found(kind: str, tmp_path: Path) -> N
 def test_what_is_no_function_is_said(tmp_path: Path) -> None:
     file = tmp_path / "no_function.py"
     file.write_text("job = 3")
-    with pytest.raises(UserError, match=r"no_function.py has no function 'job', but int; .* docs/porting.md"):
+    with pytest.raises(UserError, match=r"no_function.py .*'job', .*int; .*docs/porting.md"):
         find(str(file))
 
 
