@@ -64,7 +64,7 @@ def test_swapped_and_renamed_checkpoints_are_passed_over(folder: Path) -> None:
     (folder / "held").rename(folder / "step-1")
     said: list[str] = []
     assert newest(folder, said.append) is None
-    assert [word for sentence in said for word in sentence.split() if word.startswith("step-")] == [
+    assert [word for passed_over in said for word in str(passed_over).split() if word.startswith("step-")] == [
         "step-3",
         "step-1",
         "step-2",
