@@ -8,10 +8,9 @@ from samestep.reference.fetch import digests, fetch
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.play import play
-from samestep.reference.repeatability import Repeatability, repeatability
 from samestep.reference.results import Evaluation, MicroBatch, Separation, TrainingResult
 from samestep.reference.schedule import per_epoch
-from samestep.reference.separation import separate
+from samestep.reference.separation import Repeatability, repeatability, separate
 
 __all__ = [
     "Evaluation",

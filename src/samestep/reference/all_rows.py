@@ -1,18 +1,21 @@
-"""Losses over all rows: the criterion once on the outputs of all replicas, one after the other."""
+"""Computes over the rows of all replicas at once: the criterion on all outputs, the model where BatchNorm is synced."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from samestep.errors import Refused, not_a_scalar
+from samestep.errors import Refused, UserError, not_a_scalar
 from samestep.job import Batch, Job
-from samestep.job.walk import leaves_of, mapped
-from samestep.reference.fetch import place, random_state, seed
+from samestep.job.walk import leaves_of, mapped, mapped_tensors
+from samestep.reference.fetch import fetch, place, random_state, seed
+from samestep.reference.noise import Noise
+from samestep.reference.schedule import weight
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,36 @@ def _joined(leaves: Sequence[Any], counts: list[int], weights: list[float] | Non
         )
     total = sum(weights)
     return torch.stack([leaf * (weight / total) for leaf, weight in zip(leaves, weights)]).sum(0)
+
+
+def synced_outputs(
+    job: Job,
+    model: nn.Module,
+    of_replica: list[list[int]],
+    step: int,
+    micro: int,
+    epoch: int,
+    noise: Noise | None,
+    phase: int = 0,
+) -> list[Any]:
+    """Each replica's output. Raises UserError for a model that draws random numbers, which would fall on other rows."""
+    if job.carry_state:
+        raise UserError("the proof takes sync_batchnorm or carry_state, not both; verify it with one of them")
+    device = str(next(model.parameters()).device)
+    rows = [row for rows in of_replica for row in rows]
+    data = fetch(job, rows, epoch, device)
+    before = random_state(device)
+    micro_batch = place(step, micro, rows, epoch, weight(job, rows), phase)
+    batch = Batch(noise.perturbed(data) if noise else data, micro_batch)
+    output = job.forward(model, batch)
+    if not torch.equal(before, random_state(device)):
+        raise UserError(
+            "the proof of sync_batchnorm runs all ranks' rows at once, and dropout would fall on others than on the "
+            "ranks; verify it without dropout, or without sync_batchnorm"
+        )
+    ends = list(accumulate(map(len, of_replica)))
+    return [_rows(output, first, last, len(rows)) for first, last in zip([0, *ends], ends)]
+
+
+def _rows(output: Any, first: int, last: int, rows: int) -> Any:
+    return mapped_tensors(lambda t: t[first:last] if t.dim() and len(t) == rows else t, output)

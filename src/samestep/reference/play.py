@@ -18,7 +18,7 @@ from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.job.walk import without_graph
-from samestep.reference.all_rows import AllRows, over_all_rows
+from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
 from samestep.reference.carried import Carried, output_of
 from samestep.reference.closure import Closure, Seen, mean_loss
 from samestep.reference.evaluation import after_evaluation, evaluate
@@ -30,7 +30,6 @@ from samestep.reference.phases import PlayedPhase, phases_of, scheduled
 from samestep.reference.replica_state import ReplicaState, follow_first
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, step_rows, weight
-from samestep.reference.sync_batchnorm import synced_outputs
 
 LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isnan, log
 from pathlib import Path
 
 import torch
@@ -22,16 +24,16 @@ from samestep.records.plan import ContinuedLayout, LayoutPlan, ProveTask, Refere
 from samestep.records.record import (
     EvaluationRecord,
     MicroBatchRecord,
+    Progress,
     Record,
     ReferenceLayoutRecord,
     ReferenceTrainingRecord,
     SeparationRecord,
+    attempt,
+    write_progress,
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
-from samestep.tasks.reference_progress import StepsPlayed, noise_runs
-from samestep.tasks.reference_rate import RATES, TooFast, end_at_explosion, rate_that_moves
-from samestep.tasks.reference_repeats import check_repeats, moved_parameters
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -43,6 +45,11 @@ from samestep.tasks.reference_tensors import (
 )
 from samestep.world import World
 
+RATES = 24  # tried, each a quarter of the previous one: a loss may be a sum over millions
+EXPLODES = 10  # a loss above this multiple of the first step's largest
+HARDLY_MOVES = 1e-5  # the gradient's norm times the rate: rounding would hide what is compared
+MOVES = 1e-3  # the same, at the rate that is then taken
+EVERY_S = 0.5  # between two files of the progress
 ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
 
 
@@ -350,3 +357,112 @@ def _part_seen(batch: reference.MicroBatch) -> MicroBatchRecord:
 
 def _evaluation_seen(result: reference.Evaluation) -> EvaluationRecord:
     return EvaluationRecord(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
+
+
+class Exploded(RuntimeError):
+    """The losses of a training explode."""
+
+
+class TooFast(Exception):
+    """The losses explode, and there is a lower rate to try."""
+
+
+def end_at_explosion(phases: int) -> Callable[[int, list[float]], None]:
+    """Returns a function of each step and its losses that raises Exploded once one is far above the first steps', as
+    many as there are phases."""
+    largest: list[float] = []
+
+    def after_step(step: int, losses: list[float]) -> None:
+        largest.append(max(map(abs, losses)))
+        if step >= phases and largest[-1] > EXPLODES * max(largest[:phases]):
+            raise Exploded
+
+    return after_step
+
+
+def rate_that_moves(rate: float, norms: Sequence[float]) -> float:
+    """Returns `rate`, or a higher one where the gradients of these norms hardly move the weights, as those of a tiny
+    loss. norms: of the gradient, at each step."""
+    moves = rate * max(norms)
+    return rate * 4.0 ** round(log(MOVES / moves, 4)) if 0 < moves < HARDLY_MOVES else rate
+
+
+def _check_samples_repeat(job: Job, device: str) -> None:
+    """Raises UserError when a sample has other values when it is read again."""
+    rows = list(range(min(2, len(job.train))))
+    first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
+    if first != second:
+        raise UserError(message("sample_differs_when_read_again"))
+
+
+def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
+    """The parameters that a forward pass moves. checked: raises UserError for what gives other values each time."""
+    if checked:
+        _check_samples_repeat(job, device)
+    repeatability = reference.repeatability(job, device)
+    if checked:
+        for first, second in repeatability.losses:
+            _check_same(first, second, device)
+    return repeatability.moved
+
+
+def check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
+    """Raises UserError when the same training gives other losses the second time; then nothing can be proven."""
+    for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
+        _check_same(first.loss, second.loss, device)
+
+
+def _check_same(first: float, second: float, device: str) -> None:
+    if first == second or isnan(first) or (device != "cpu" and abs(first - second) <= 1e-6 * abs(first)):
+        return
+    raise UserError(message("loss_differs_when_computed_again", first=first, second=second))
+
+
+def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
+    """How often a layout's trainings are played again with noise. Where a step takes long, plain training is not: the
+    bound is then that of the replicas' rounding alone, which is never wider."""
+    if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
+        return 0
+    return 1 if layout.neutral else plan.noise_runs
+
+
+class StepsPlayed:
+    """Counts the reference's steps, and writes them as the launch's progress."""
+
+    def __init__(self, plan: ReferencePlan, rank: int) -> None:
+        self.plan, self.rank, self.folder = plan, rank, Path(plan.out)
+        self.done, self.total = 0, sum(self.planned(layout) for layout in plan.layouts)
+        self.written_at = 0.0
+
+    def planned(self, layout: LayoutPlan) -> int:
+        """The steps of one layout's trainings."""
+        again = {"gradient": 1}  # to check that it is deterministic
+        times = 1 + noise_runs(self.plan, layout)
+        return sum((times + again.get(name, 0)) * self.steps(name) for name in layout.trainings)
+
+    def steps(self, training: str) -> int:
+        return 1 if training == "gradient" else self.plan.steps
+
+    def begin(self, training: str, layout: LayoutPlan) -> None:
+        """Begins to play a training of a layout."""
+        what = " without random numbers and batch statistics" if layout.neutral else ""
+        self.phase = f"reference {training}, {layout.replicas} replica{'' if layout.replicas == 1 else 's'}{what}"
+        self._write(self.phase)
+
+    def after_step(self, step: int, of: int) -> None:
+        """Counts a step, of `of` in its training."""
+        self.done += 1
+        if time.monotonic() - self.written_at > EVERY_S:
+            self._write(f"{self.phase}: step {step + 1} of {of}")
+
+    def skip(self, layouts: Iterable[LayoutPlan]) -> None:
+        """Leaves out layouts that train as one that was played."""
+        self.total -= sum(map(self.planned, layouts))
+
+    def again(self, steps: int) -> None:
+        """Adds the steps of a training that is played once more."""
+        self.total += steps
+
+    def _write(self, phase: str) -> None:
+        self.written_at = time.monotonic()
+        write_progress(self.rank, self.folder, Progress(phase, attempt(), self.done, max(self.total, self.done)))
