@@ -22,7 +22,6 @@ from samestep import ByLength, Job, UserError, Windows, reference
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
 from samestep.records.plan import ProveTask
-from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.proof_job import proof_job
 
 JOBS = f"{Path(__file__).parent}/jobs_carried.py"
@@ -153,8 +152,3 @@ def test_what_cannot_carry_is_refused(says: str) -> None:
 
 def test_a_dataset_in_lanes_needs_no_order() -> None:
     assert replace(jobs_carried.lstm(), order=None, shuffle=False).carry_state
-
-
-def test_a_script_by_itself_refuses() -> None:
-    with pytest.raises(SystemExit, match=r"cannot train.*carry_state"):
-        script.Run(jobs_carried.lstm(), script.World())

@@ -22,7 +22,6 @@ from samestep import Job, UserError, reference
 from samestep.commands.inspected_setup import refusal
 from samestep.engine import Layout
 from samestep.message import message
-from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.inspect.job import inspect_job
 
 JOBS = f"{Path(__file__).parent}/jobs_closures.py"
@@ -171,5 +170,3 @@ def test_jobs_that_cannot_have_one() -> None:
         replace(gan, optimizer=None, phases=[replace(gan.phases[0], optimizer=lbfgs), gan.phases[1]])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"optimizer.*several times"):
         replace(jobs_carried.lstm(), optimizer=lbfgs)
-    with pytest.raises(SystemExit, match=r"cannot train.*optimizer.*closure"):
-        script.Run(jobs_closures.clipped(), script.World())

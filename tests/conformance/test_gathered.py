@@ -21,7 +21,6 @@ from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.proof.trace import Expectation
-from samestep.tasks.eject.runtime import run as script
 
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
@@ -98,12 +97,6 @@ def test_what_does_not_fit_together_is_refused() -> None:
         reference.play(jobs_gathered.padded(), Layout(2), 1)
     with pytest.raises(UserError, match="with one of"):
         reference.play(replace(jobs_gathered.clip(), sync_batchnorm=True), Layout(2), 1)
-
-
-def test_a_script_by_itself_refuses_other_ranks() -> None:
-    with pytest.raises(SystemExit, match=r"cannot train.*gather_outputs"):
-        script.Run(jobs_gathered.clip(), script.World(size=2))
-    script.Run(jobs_gathered.clip(), script.World())
 
 
 @pytest.mark.check

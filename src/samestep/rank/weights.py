@@ -125,7 +125,7 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         if value.shape != loaded[name].shape:
             saved_shape, shape = list(loaded[name].shape), list(value.shape)
             raise UserError(
-                f"{file} does not fit this job's model: {name} has shape {saved_shape} in the file, and "
+                f"{file} does not fit this job's model: {name} has shape {saved_shape} in the file and "
                 f"{shape} in the model; give the settings it was made with"
             )
     for name, value in expected.items():

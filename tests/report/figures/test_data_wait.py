@@ -144,4 +144,4 @@ def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None
     assert results["demand"] > results["loader_ceiling"]
     assert "loading a batch takes" in results["advice"]["english"] and "--set workers=" in results["advice"]["english"]
     assert "waiting for a disk or a network" in results["advice"]["english"]
-    assert f"of the time: {results['advice']}" in done.stdout
+    assert f"of the time: {results['advice']['english']}" in done.stdout
