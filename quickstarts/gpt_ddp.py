@@ -106,9 +106,7 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def main():
-    args = parse_arguments()
-    dist.init_process_group()  # NCCL where there are GPUs, else gloo
+def train(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -170,7 +168,13 @@ def main():
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
                     os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
-    dist.destroy_process_group()
+
+
+def main():
+    args = parse_arguments()
+    dist.init_process_group()  # NCCL where there are GPUs, else gloo
+    train(args)
+    dist.destroy_process_group()  # not in `train`: DDP's module must be gone, or it may wait for the group for ever
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def main():
-    args = parse_arguments()
-    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
+def train(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -174,7 +172,13 @@ def main():
                 # Together, not on rank 0 alone. The file "latest" is written last, and names a folder that is whole.
                 state = {"scheduler": scheduler.state_dict(), "step": step}
                 engine.save_checkpoint(args.checkpoint, f"step{step}", state)
-    dist.destroy_process_group()
+
+
+def main():
+    args = parse_arguments()
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
+    train(args)
+    dist.destroy_process_group()  # not in `train`: DDP's module must be gone, or it may wait for the group for ever
 
 
 if __name__ == "__main__":

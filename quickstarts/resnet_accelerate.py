@@ -151,6 +151,7 @@ def main():
             state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
             os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
+    model, optimizer = accelerator.free_memory(model, optimizer)  # first: DDP may wait for its group for ever
     accelerator.end_training()
 
 

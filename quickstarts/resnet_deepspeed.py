@@ -106,9 +106,7 @@ def evaluate(model, dataset, batch_size, device):
     return loss / count, correct / count
 
 
-def main():
-    args = parse_arguments()
-    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
+def train(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -168,7 +166,13 @@ def main():
             print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
         # Together, not on rank 0 alone. The file "latest" is written last, and names the folder that is whole.
         engine.save_checkpoint(args.checkpoint, f"epoch{epoch}", {"scheduler": scheduler.state_dict(), "epoch": epoch})
-    dist.destroy_process_group()
+
+
+def main():
+    args = parse_arguments()
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
+    train(args)
+    dist.destroy_process_group()  # not in `train`: DDP's module must be gone, or it may wait for the group for ever
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import scripts
 
 FOLDER = Path(__file__).parents[2] / "quickstarts"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
-LINES = 190
+LINES = 195
 # One process, or one that starts the others itself: nothing for `samestep check` to compare.
 ONE_PROCESS = ("resnet_single", "resnet_dataparallel", "resnet_split")
 IN_CHECK: tuple[str, ...] = ()  # make check has no room for more
