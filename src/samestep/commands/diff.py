@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from samestep.errors import UserError
@@ -10,7 +9,7 @@ from samestep.proof.script import first_divergence
 from samestep.proof.script.compare import RecordPair, compare
 from samestep.proof.script.updates import common_steps
 from samestep.records.files import read
-from samestep.records.record import Record
+from samestep.records.record import Record, rank_files
 from samestep.records.script import PLAN, Answer, DiffResults, ScriptPlan, ScriptRecord
 
 NEEDED = ("gradient", "rows", "rate")  # without these answers nothing is the same
@@ -46,9 +45,7 @@ def _ranks(folder: Path) -> list[ScriptRecord]:
         kind = "holds no record of samestep check" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {kind}; give two folders that samestep check has written (--out)")
     read(ScriptPlan, folder / PLAN)
-    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.iterdir()]
-    numbers = sorted(int(name[1]) for name in named if name)
-    ranks = [read(ScriptRecord, folder / f"rank{number}.json") for number in numbers]
+    ranks = [read(ScriptRecord, file) for file in rank_files(folder)]
     if not ranks or len(ranks) != ranks[0].size:
         size = ranks[0].size if ranks else "its"
         raise UserError(f"{folder} has the records of {len(ranks)} of {size} ranks; run samestep check again")

@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from samestep.world.regular_files import open_new
+
 LIMIT = 10_000_000  # bytes of one log; together with the copy a rank has at most about twice as many
 EVERY_S = 1.0
 
@@ -49,8 +51,7 @@ def cut(log: Path) -> None:
     """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
     part = log.with_name(f".{log.name}.part")
     try:
-        part.unlink(missing_ok=True)
-        with open(log, "rb") as old, open(part, "xb") as new:
+        with open(log, "rb") as old, open_new(part) as new:
             shutil.copyfileobj(old, new)
         os.replace(part, log.with_name(f"{log.name}.1"))
     except OSError:  # the disk is full: the log has filled it

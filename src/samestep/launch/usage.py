@@ -15,6 +15,7 @@ from samestep.records.usage import CSV, SUMMARY, Sample, UsageSummary, header, r
 from samestep.world.gpu_use import Gpus
 from samestep.world.machine_use import machine_use
 from samestep.world.process_tree import ProcessTree
+from samestep.world.regular_files import open_new
 
 SHARE = 0.008  # of one core, that sampling may take
 INTERVAL_S = 1.0
@@ -38,8 +39,7 @@ class UsageSampler:
         self._file: IO[str] | None = None
         self._rows: Any = None
         with suppress(OSError):  # a full disk
-            (folder / CSV).unlink(missing_ok=True)  # which may be a link to another file
-            self._file = open(folder / CSV, "x", buffering=1, newline="")  # noqa: SIM115 - see close
+            self._file = open_new(folder / CSV, text=True, buffering=1)
             self._rows = csv.writer(self._file)
         self._write(header(len(self._gpus)))
         self.sample()

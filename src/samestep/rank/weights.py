@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few, printable
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
-from samestep.world.regular_files import check_regular
+from samestep.world.regular_files import check_regular, open_new
 
 StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
@@ -69,8 +69,7 @@ def _write(state: Mapping[str, Any], temporary: Path, names: frozenset[str] | No
 
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
-    temporary.unlink(missing_ok=True)
-    with open(temporary, "xb") as empty:  # x: through no link to another file
+    with open_new(temporary) as empty:
         mode = os.stat(empty.fileno()).st_mode  # as the umask says; save_file's is for the owner alone
     if names is None:
         save_file(tensors, temporary)
