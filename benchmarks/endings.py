@@ -78,7 +78,9 @@ def busy() -> Iterator[None]:
 def launched(number: int, line: tuple[str, ...], folder: Path) -> dict[str, object]:
     """Runs one command to its end. Returns its line of trials.jsonl."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "samestep", *line, "--out", str(folder / str(number))]
+    name, *rest = line
+    # Before the rest: what stands after a script is the script's own.
+    command = [sys.executable, "-m", "samestep", name, "--out", str(folder / str(number)), *rest]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=budget(300))
         code, said = done.returncode, done.stderr.strip().splitlines()[-3:]

@@ -41,9 +41,8 @@ def make(scale: float = 1.0, breaks_at: float = math.inf, rows: int = 8) -> Job:
 
 
 def play(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ReferenceLayoutRecord]:
-    monkeypatch.setattr(
-        "samestep.tasks.play_reference.build", lambda *_, **__: job
-    )  # instead of reading it from a file
+    # Instead of reading it from a file.
+    monkeypatch.setattr("samestep.tasks.play_reference.build", lambda *_, **__: job)
     layouts = (LayoutPlan(replicas=2), plain_layout())
     return play_reference(ReferencePlan(str(folder), 0.0, "job.py", {}, layouts, steps=8, replicas=2), World())
 

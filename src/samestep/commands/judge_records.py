@@ -5,7 +5,6 @@ python -m samestep.commands.judge_records FOLDER    judges the records of samest
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from samestep.proof.script import first_divergence, judge
 from samestep.proof.script.diff import RecordPair, answer_of, compare_records
 from samestep.proof.script.findings import common_steps
 from samestep.records.files import read, write
-from samestep.records.record import Record
+from samestep.records.record import Record, rank_files
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, DiffResults, ScriptPlan, ScriptRecord
 from samestep.report.check import show_check
@@ -63,9 +62,7 @@ def _ranks(folder: Path) -> list[ScriptRecord]:
         kind = "holds no record of samestep check" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {kind}; give two folders that samestep check has written (--out)")
     read(ScriptPlan, folder / PLAN)
-    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.iterdir()]
-    numbers = sorted(int(name[1]) for name in named if name)
-    ranks = [read(ScriptRecord, folder / f"rank{number}.json") for number in numbers]
+    ranks = [read(ScriptRecord, file) for file in rank_files(folder)]
     if not ranks or len(ranks) != ranks[0].size:
         size = ranks[0].size if ranks else "its"
         raise UserError(f"{folder} has the records of {len(ranks)} of {size} ranks; run samestep check again")

@@ -14,6 +14,7 @@ from samestep.message import message
 from samestep.records.files import write
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
 from samestep.world.nvidia import Gpus
+from samestep.world.regular_files import open_new
 from samestep.world.resources import ProcessTree, machine_use
 
 SHARE = 0.008  # of one core, that sampling may take
@@ -38,8 +39,7 @@ class MonitorSampler:
         self._file: IO[str] | None = None
         self._rows: Any = None
         with suppress(OSError):  # a full disk
-            (folder / CSV).unlink(missing_ok=True)  # which may be a link to another file
-            self._file = open(folder / CSV, "x", buffering=1, newline="")  # noqa: SIM115 - see close
+            self._file = open_new(folder / CSV, text=True, buffering=1)
             self._rows = csv.writer(self._file)
         self._write(header(len(self._gpus)))
         self.sample()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import LONGEST_MESSAGE
+from samestep.world.regular_files import open_new
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
@@ -128,8 +129,7 @@ def cut(log: Path) -> None:
     """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
     part = log.with_name(f".{log.name}.part")
     try:
-        part.unlink(missing_ok=True)
-        with open(log, "rb") as old, open(part, "xb") as new:
+        with open(log, "rb") as old, open_new(part) as new:
             shutil.copyfileobj(old, new)
         os.replace(part, log.with_name(f"{log.name}.1"))
     except OSError:  # the disk is full: the log has filled it

@@ -18,7 +18,7 @@ from samestep.job import Job, StepInfo
 from samestep.message import message
 from samestep.rank.meter import Meter
 from samestep.records.files import replace_text
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import open_new, read_regular
 
 
 class Listener(Protocol):
@@ -228,8 +228,7 @@ class Csv:
 
     def _write(self, name: str, line: Mapping[str, float]) -> None:
         if name not in self.files:
-            (self.folder / name).unlink(missing_ok=True)  # which may be a link to another file
-            self.files[name] = open(self.folder / name, "x", buffering=1, newline="")  # noqa: SIM115 - closed in close()
+            self.files[name] = open_new(self.folder / name, text=True, buffering=1)
             csv.writer(self.files[name]).writerow(map(heading, line))
         csv.writer(self.files[name]).writerow(line.values())
 

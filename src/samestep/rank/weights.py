@@ -21,7 +21,7 @@ from samestep.records.exported import other_file, write_list
 from samestep.records.results import RunResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
-from samestep.world.regular_files import check_regular
+from samestep.world.regular_files import check_regular, open_new
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -81,8 +81,7 @@ def _write(state: Mapping[str, Any], temporary: Path, names: frozenset[str] | No
 
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
-    temporary.unlink(missing_ok=True)
-    with open(temporary, "xb") as empty:  # x: through no link to another file
+    with open_new(temporary) as empty:
         mode = os.stat(empty.fileno()).st_mode  # as the umask says; save_file's is for the owner alone
     if names is None:
         save_file(tensors, temporary)

@@ -9,14 +9,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from samestep.errors import UserError, printable
-from samestep.world.regular_files import NotRegular, open_regular
+from samestep.world.regular_files import NotRegular, open_new, open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,8 +210,7 @@ def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: boo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:  # x: through no link to another file
+        with open_new(temporary, mode=mode) as file:
             write_to(file)
             if sync:
                 file.flush()

@@ -6,6 +6,7 @@ A rank writes `rankR.json`, what it observed, and `rankR.NAME.npz`, tensors.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -286,6 +287,12 @@ def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
         return before
 
 
+def rank_files(folder: Path) -> list[Path]:
+    """Returns the ranks' records in a folder, in rank order: rank0.json, rank1.json, …, and no file of a like name."""
+    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.glob("rank*.json")]
+    return [folder / f"rank{number}.json" for number in sorted(int(name[1]) for name in named if name)]
+
+
 @dataclass(frozen=True)
 class Record:
     """The folder of one launch. ranks: the ranks' records, in rank order; empty before the ranks have ended."""
@@ -294,10 +301,7 @@ class Record:
 
     @cached_property
     def ranks(self) -> list[RankRecord]:
-        return [read(RankRecord, file) for file in self._files()]
-
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("rank[0-9]*.json"), key=lambda path: int(path.stem.removeprefix("rank")))
+        return [read(RankRecord, file) for file in rank_files(self.folder)]
 
     def plan(self) -> Plan:
         """Reads the launch's plan."""
@@ -305,11 +309,11 @@ class Record:
 
     def written(self) -> set[int]:
         """Returns the ranks that have written a record."""
-        return {int(path.stem.removeprefix("rank")) for path in self._files()}
+        return {int(path.stem.removeprefix("rank")) for path in rank_files(self.folder)}
 
     def complete(self, size: int) -> bool:
         """Returns whether all `size` ranks have written a record of this schema."""
-        files = self._files()
+        files = rank_files(self.folder)
         return len(files) == size and all(map(is_current, files))
 
     def error(self) -> RankError | None:

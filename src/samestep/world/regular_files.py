@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -35,6 +36,17 @@ def open_regular(path: Path, most: int = UNBOUNDED) -> IO[bytes]:
         os.close(descriptor)
         raise
     return open(descriptor, "rb")
+
+
+def open_new(path: Path, *, text: bool = False, buffering: int = -1, mode: int = 0o666) -> IO[Any]:
+    """Opens a file for writing in the place of what has its name: a link there is removed, and changes no other file.
+
+    text: lines end as they are written. mode: the permissions, less those that the umask takes.
+    """
+    path.unlink(missing_ok=True)
+    opener = partial(os.open, mode=mode)
+    # x: nor a link that another process has put there since.
+    return open(path, "x" if text else "xb", buffering, newline="" if text else None, opener=opener)
 
 
 def read_regular(path: Path, most: int = UNBOUNDED) -> bytes:
