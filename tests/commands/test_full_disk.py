@@ -90,7 +90,7 @@ def begun(out: Path, tmp_path: Path, disk: Path, *options: str) -> tuple[Gated, 
     filler = fill(disk)
     training.opens("filled")
     training.reaches("last")
-    training.says(f"progress cannot be: {out}: No space left on device; the training goes on")
+    training.says(f"progress cannot be written: {out}: No space left on device; the training goes on")
     return training, filler
 
 
@@ -124,7 +124,7 @@ def test_a_results_folder_that_is_removed_ends_no_training(tmp_path: Path) -> No
     shutil.rmtree(out)
     training.opens("filled")
     training.reaches("last")
-    training.says(f"progress cannot be: {out}: No such file or directory; the training goes on")
+    training.says(f"progress cannot be written: {out}: No such file or directory; the training goes on")
     training.opens("end")
     assert training.ends() == 0, training.said.read_text()
     assert (out / "weights.safetensors").exists()

@@ -209,7 +209,7 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path:
         assert "interrupt again" in run.said()
         assert_gone(run.pids)
     results = json.loads((out / "results.json").read_text())
-    steps = {len(json.loads(path.read_text())["trainings"]["train"]["step_s"]) for path in out.glob("rank?.json")}
+    steps = {len(json.loads(path.read_text())["trainings"]["run"]["step_s"]) for path in out.glob("rank?.json")}
     assert steps == {results["steps"]} and 0 < results["steps"] < results["asked_steps"]
     assert (out / "weights.safetensors").exists()
 

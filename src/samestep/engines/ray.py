@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State
@@ -36,13 +35,13 @@ def train(job: Job, world: World, run: Run) -> State:
             move_to_device=torch.device(world.device),
             parallel_strategy_kwargs={"find_unused_parameters": bool(job.phases)},  # a phase leaves the others' out
         )
-        alone = not isinstance(model, DistributedDataParallel)  # it wraps nothing where there is one rank
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
-            with nullcontext() if batch.completes_step or alone else model.no_sync():
+            # Ray wraps nothing where there is one rank.
+            with model.no_sync() if not batch.completes_step and hasattr(model, "no_sync") else nullcontext():
                 loss = run.loss(model, batch)
                 loss.backward()
             if batch.completes_step and job.clip_norm is not None:

@@ -33,9 +33,8 @@ def train(job: Job, world: World, run: Run) -> State:
             find_unused_parameters=bool(job.phases),  # a phase leaves the others' out
         )
         recipe = job.optimizer
-        optimizer = ZeroRedundancyOptimizer(
-            recipe.groups(module) if recipe.groups else module.parameters(), recipe.cls, **recipe.settings
-        )
+        parameters = recipe.groups(module) if recipe.groups else module.parameters()
+        optimizer = ZeroRedundancyOptimizer(parameters, recipe.cls, **recipe.settings)
         if job.phases:  # it warns of parameters that require a gradient by turns
             logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
         scheduler = job.lr_scheduler(optimizer)
