@@ -137,6 +137,11 @@ class Loaders:
 
         DistributedSampler.set_epoch = new_set_epoch  # type: ignore[method-assign]
 
+    def numbers(self) -> dict[int, int]:
+        """Returns the number of each loader, and of its sampler, by their ids."""
+        numbers = {key: number for key, (number, _) in self._loaders.items()}
+        return {id(getattr(loader, "sampler", None)): number for number, loader in self._loaders.values()} | numbers
+
     def trained(self) -> int | None:
         """Notes that a micro-batch is trained with the batch that was read last. Returns the number of its pass."""
         if self.latest is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -202,16 +202,17 @@ PATCHED: list[tuple[Any, str]] = [
 class Patches:
     """What torch's patched places held before. Make it before the patches, and call installed() after them."""
 
-    def __init__(self) -> None:
-        self._before = [getattr(owner, name) for owner, name in PATCHED]
+    def __init__(self, places: Iterable[tuple[Any, str]] = ()) -> None:
+        self._places = [*PATCHED, *places]
+        self._before = [getattr(owner, name) for owner, name in self._places]
         self._installed: list[Any] = []
 
     def installed(self) -> None:
         """Notes what the places hold now."""
-        self._installed = [getattr(owner, name) for owner, name in PATCHED]
+        self._installed = [getattr(owner, name) for owner, name in self._places]
 
     def undo(self) -> None:
         """Puts back what was there; a place that another library has patched since stays as it is."""
-        for (owner, name), before, patch in zip(PATCHED, self._before, self._installed):
+        for (owner, name), before, patch in zip(self._places, self._before, self._installed):
             if getattr(owner, name) is patch:
                 setattr(owner, name, before)

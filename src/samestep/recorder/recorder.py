@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,12 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.recorder import patches, sharding
+from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.window import Window, dtype_name
+from samestep.records.call_site import Call
 from samestep.records.files import write
 from samestep.records.script import CLOSURES, ClipRecord, ClosureRecord, ScriptPlan, ScriptRecord, StepRecord
 from samestep.world import World
@@ -163,6 +166,9 @@ class Recorder:
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
         self.loaders = Loaders(self.timed, self._randoms.begin_pass)
         self._evaluations = Evaluations(self.loaders)
+        folder = Path.cwd() if plan.module else Path(plan.script).parent
+        self._located = WeakSet[nn.Module]()  # whose lines are noted
+        self._sites = CallSites(str(folder), lambda: len(self.steps))
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
@@ -176,6 +182,7 @@ class Recorder:
         self.loaders.attach()
         patches.patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
+        self._sites.attach()
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
@@ -187,6 +194,7 @@ class Recorder:
         self.ended = True
         self._optimizer_steps.detach()
         self.parameters.release()
+        self._sites.release()
         self.window = Window()
         for held in (self._optimizers, self._schedulers, self._taken):
             held.clear()
@@ -209,17 +217,27 @@ class Recorder:
             randoms=self._randoms.record,
             groups=process_groups(),
             saves=self._saves.records(),
+            calls=self._sites.records(self._numbers()),
         )
+
+    def _numbers(self) -> dict[int, int]:
+        """Returns the numbers of loaders and their samplers, optimizers and schedulers, by their ids."""
+        numbers = self.loaders.numbers()
+        for things in (self._optimizers, self._schedulers):
+            numbers |= {id(thing): number for number, thing in enumerate(things)}
+        return numbers
 
     # Forward and backward
 
     def _around_forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             self.parameters.add_frozen(module)
+            self.timed(self._note_forward)("frozen forward", module)
             return call(*args, **kwargs)
         step = len(self.steps)
         heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
         if not patches.trains(module):
+            self.timed(self._note_forward)("evaluation", module)
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
             return output
@@ -229,9 +247,16 @@ class Recorder:
         self.timed(self._randoms.after)(step, before)
         return output
 
+    def _note_forward(self, call: Call, module: nn.Module) -> None:
+        self._sites.note(call, type(module).__name__)
+        if module not in self._located:
+            self._located.add(module)
+            self._sites.note_model(module)
+
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """Begins a training forward of an outermost module."""
         self._evaluations.trains()
+        self._note_forward("forward", module)
         self._add_module(module)
         micro_batch = self.window.current()
         micro_batch.rows += rows_of(inputs)
@@ -287,6 +312,7 @@ class Recorder:
 
     def _begin_step(self) -> None:
         self._taken = {}
+        self.timed(self._sites.note)("optimizer step")
 
     def _take(self) -> None:
         """Takes the gradients. Horovod's wrapper reduces them before the optimizer's own step: the last ones count."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import message
+from samestep.recorder.call_sites import PLACES
 from samestep.recorder.patches import Patches
 from samestep.recorder.recorder import Recorder
 from samestep.records.files import read, write
@@ -36,7 +37,7 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer, loader: Any, plan: ScriptPlan, world: World) -> None:
         self._plan, self._world, self._loader = plan, world, loader
         self._results: CheckResults | None = None
-        self._patches = Patches()
+        self._patches = Patches((owner, name) for owner, name, _ in PLACES)
         self._recorder = Recorder(plan, world, self._end)
         self._recorder.attach()
         self._patches.installed()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
 from samestep.message import Message
+from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.results import Divergence
 
 PLAN = "script-plan.json"  # a worker knows by this name what to do
@@ -241,6 +242,7 @@ class ScriptRecord:
     start: digest of each parameter at the first training forward. ended: 'steps' (all that were asked), or 'itself'.
     libraries: those with which the script trains. record_s: seconds that recording took; step_s: the seconds of
     each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
+    calls: the lines of the user's code that call torch.
     """
 
     rank: int
@@ -259,6 +261,7 @@ class ScriptRecord:
     randoms: RandomRecord = field(default_factory=RandomRecord)
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
     saves: list[SaveRecord] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
 
 
 # The replay in one process
@@ -324,13 +327,15 @@ Question = Literal[
 class Finding:
     """The answer to one question about a script. message: what was seen, or why it cannot be judged.
 
-    divergence: what differs first, of an answer that differs; its cause is the message.
+    divergence: what differs first, of an answer that differs; its cause is the message. sites: the lines of the user's
+    code where it arises, the likeliest first.
     """
 
     question: Question
     answer: Answer
     message: Message
     divergence: Divergence | None = None
+    sites: list[CallSite] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

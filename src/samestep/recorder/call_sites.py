@@ -1,0 +1,209 @@
+"""Where in the user's own code torch is called: the file and line of the `backward()`, the loader, the wrapper."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from samestep.recorder.parameters import WRAPPERS, plain
+from samestep.records.call_site import Call, CallRecord, CallSite
+
+TORCH_AND_THIS = tuple(
+    os.path.join(os.path.realpath(Path(file).parent), "") for file in (torch.__file__, Path(__file__).parent)
+)
+PYTHON = tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib"))
+INSTALLED = {"site-packages", "dist-packages"}  # of other environments on the search path
+DEEPEST = 200  # frames that are looked at
+CALLERS = 4  # lines of the user's code that are recorded of one call
+MAKE = "__init__"
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+PLACES: list[tuple[Any, str, Call]] = [
+    (DataLoader, MAKE, "loader"),
+    (DataLoader, "__iter__", "iteration"),
+    (DistributedSampler, MAKE, "sampler"),
+    (DistributedSampler, "set_epoch", "set_epoch"),
+    (nn.Module, MAKE, "model"),
+    (nn.parallel.DistributedDataParallel, MAKE, "wrapper"),
+    (nn.parallel.DataParallel, MAKE, "wrapper"),
+    (Optimizer, MAKE, "optimizer"),
+    (Optimizer, "zero_grad", "zero_grad"),
+    (nn.Module, "zero_grad", "zero_grad"),
+    (LRScheduler, MAKE, "scheduler"),
+    *((owner, "step", "scheduler step") for owner in (LRScheduler, ReduceLROnPlateau, SequentialLR)),
+    (torch.autograd, "backward", "backward"),
+    *((owner, name, "clip") for owner in (nn.utils, nn.utils.clip_grad) for name in CLIPS),
+    (torch, "save", "save"),
+    (torch, "manual_seed", "seed"),
+    *((dist, name, "collective") for name in COLLECTIVES if hasattr(dist, name)),
+]
+METHODS = ("iteration", "set_epoch", "zero_grad", "scheduler step")  # whose first argument is what they are called of
+Chain = tuple[tuple[str, int, str], ...]  # file, line and function of the innermost line, then those of its callers
+
+
+@dataclass
+class Line:
+    """A line that calls torch, as it goes on. target: the loader, optimizer or scheduler that it makes or calls."""
+
+    chain: Chain
+    target: object
+    first: int
+    last: int
+    count: int = 1
+
+
+class CallSites:
+    """Records the lines of the user's code that call torch, from `attach` on; each once.
+
+    package: the folder of the script: its files are the user's wherever they lie. steps_done: returns the optimizer
+    steps taken so far.
+    """
+
+    def __init__(self, package: str, steps_done: Callable[[], int]) -> None:
+        self._package = os.path.join(os.path.realpath(package), "") if package else ""
+        self._steps_done = steps_done
+        self._lines: dict[tuple[Call, str, int, Chain], Line] = {}
+        self._made: WeakKeyDictionary[object, Chain] = WeakKeyDictionary()
+        self._is_users: dict[str, bool] = {}
+        self._inside = threading.local()  # of a constructor, whose calls are no line of the user's
+
+    def attach(self) -> None:
+        """Patches torch's functions and methods: each notes from where it is called."""
+        for owner, name, call in PLACES:
+            wrapped = self._around_constructor if name == MAKE else self._around
+            setattr(owner, name, wrapped(getattr(owner, name), call))
+
+    def note(self, call: Call, name: str = "", target: object = None) -> None:
+        """Notes a call from the innermost line of the user's code in this thread's stack."""
+        if chain := self._chain():
+            self._add(call, name, chain, target)
+
+    def note_model(self, module: nn.Module) -> None:
+        """Notes the line that has made a model, and those of its parts with parameters that were made elsewhere."""
+        known = set[Chain]()
+        for name, part in module.named_modules():
+            if plain(name) or not any(hasattr(part, wrapper) for wrapper in WRAPPERS):
+                chain = self._made.get(part, ())
+                if chain and chain not in known and (part._parameters or not known):
+                    self._add("model", plain(name), chain, None)
+                known.add(chain)
+
+    def records(self, numbers: Mapping[int, int]) -> list[CallRecord]:
+        """Returns the lines. numbers: id of a loader, an optimizer or a scheduler -> its number."""
+        return [
+            CallRecord(
+                call=call,
+                name=name,
+                sites=[CallSite(os.path.abspath(file), line, function) for file, line, function in chain],
+                number=numbers.get(target, -1),
+                first=calls.first,
+                last=calls.last,
+                count=calls.count,
+            )
+            for (call, name, target, chain), calls in self._lines.items()
+        ]
+
+    def release(self) -> None:
+        """Lets go of what was called: the training frees it when it will."""
+        self._lines, self._made = {}, WeakKeyDictionary()
+
+    def _around(self, function: Callable[..., Any], call: Call) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def new_function(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and not getattr(self._inside, "constructor", False):
+                is_method = call in METHODS
+                self.note(call, "" if is_method else function.__name__, args[0] if is_method else None)
+            return function(*args, **kwargs)
+
+        return new_function
+
+    def _around_constructor(self, init: Callable[..., None], call: Call) -> Callable[..., None]:
+        sites = self
+
+        @functools.wraps(init)
+        def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+            chain = sites._chain(is_model=call == "model")
+            with suppress(TypeError):  # an object that cannot be hashed
+                sites._made.setdefault(self, chain)
+            if call == "model":
+                return init(self, *args, **kwargs)
+            outer, sites._inside.constructor = getattr(sites._inside, "constructor", False), True
+            try:
+                init(self, *args, **kwargs)
+            finally:
+                sites._inside.constructor = outer
+                if chain and not outer:
+                    sites._add(call, type(self).__name__, chain, self)
+
+        return new_init
+
+    def _add(self, call: Call, name: str, chain: Chain, target: object) -> None:
+        done = self._steps_done()
+        line = self._lines.setdefault((call, name, id(target), chain), Line(chain, target, done, done, 0))
+        line.last = done
+        line.count += 1
+
+    def _chain(self, *, is_model: bool = False) -> Chain:
+        """Returns the user's lines in this thread's stack. is_model: without the constructors of the model's parts."""
+        chain: list[tuple[str, int, str]] = []
+        frame: FrameType | None = sys._getframe(2)
+        for _ in range(DEEPEST):
+            if frame is None or len(chain) == CALLERS:
+                break
+            code = frame.f_code
+            if self._users(code.co_filename) and not (is_model and _makes_module(frame)):
+                chain.append((code.co_filename, frame.f_lineno, code.co_name))
+            frame = frame.f_back
+        return tuple(chain)
+
+    def _users(self, file: str) -> bool:
+        known = self._is_users.get(file)
+        if known is None:
+            path = os.path.realpath(file)
+            inside = bool(self._package) and path.startswith(self._package)
+            # A virtual environment may lie in the script's folder, and the script in one.
+            installed = INSTALLED & {*Path(path.removeprefix(self._package) if inside else path).parts}
+            library = bool(installed) or path.startswith(TORCH_AND_THIS) or (not inside and path.startswith(PYTHON))
+            # '<string>' and '<frozen runpy>' are no files.
+            known = self._is_users[file] = not (library or file.startswith("<"))
+        return known
+
+
+def _makes_module(frame: FrameType) -> bool:
+    """Whether a frame is the constructor of a module."""
+    code = frame.f_code
+    return code.co_name == MAKE and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module)
