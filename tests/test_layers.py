@@ -39,7 +39,7 @@ ARROWS = {
     "worker": {"tasks", "training", "recorder", "rank", "data", "records", "world", "engine"},
     "tasks": {"doctor", "reference", "training", "rank", "data", "records", "world", "engine", "jobs"},
     "training": {"rank", "data", "records", "world"},
-    "reference": {"engine"},
+    "reference": {"engine", "records"},  # of the records only what it fills
     "engines": {"engine", "training", "rank", "world"},
     "recorder": {"rank", "world", "records"},  # attaches to a script that is not ours
     "rank": {"data", "world", "records"},

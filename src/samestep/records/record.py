@@ -160,7 +160,7 @@ class ReferenceTrainingRecord:
 
 @dataclass(frozen=True)
 class SeparationRecord:
-    """The losses of a few rows in batches of different rows, as reference.Separation.
+    """The losses of a few rows in batches of different rows: see reference/separation.py.
 
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
     row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.

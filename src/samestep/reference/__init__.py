@@ -7,18 +7,14 @@ because a fault that both sides share would be invisible.
 from samestep.reference.fetch import digests, fetch
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
-from samestep.reference.play import play
-from samestep.reference.results import Evaluation, MicroBatch, Separation, TrainingResult
+from samestep.reference.play import TrainingResult, play
 from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import Repeatability, repeatability, separate
 
 __all__ = [
-    "Evaluation",
-    "MicroBatch",
     "Neutral",
     "Noise",
     "Repeatability",
-    "Separation",
     "TrainingResult",
     "digests",
     "fetch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -13,14 +13,14 @@ from torch import Tensor
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
-from samestep.reference.carried import output_and_loss
+from samestep.records.record import EvaluationRecord
 from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
-from samestep.reference.results import Evaluation, State
+from samestep.reference.replica_state import output_and_loss
 
 ROWS_AT_ONCE = 16
 
 
-def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation | None:
+def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool) -> EvaluationRecord | None:
     """Evaluates the weights in `state`, loaded into a new model; None where the job has no evaluation dataset.
 
     twice: once more, with another number of rows at once: sums that then differ are `unsteady`.
@@ -47,7 +47,7 @@ def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation 
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
-    return Evaluation(length, sum(weighs), sums, unsteady, whole_metrics)
+    return EvaluationRecord(length, sum(weighs), sums, whole_metrics, unsteady=unsteady)
 
 
 def _sums(
@@ -86,7 +86,7 @@ def _sums(
     return sums
 
 
-def after_evaluation(job: Job, scheduler: Any, result: Evaluation | None) -> None:
+def after_evaluation(job: Job, scheduler: Any, result: EvaluationRecord | None) -> None:
     """Steps a scheduler that evaluations step, with the mean of the metric that it watches."""
     assert job.scheduler and result
     name = job.scheduler.metric

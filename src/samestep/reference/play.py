@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
@@ -18,20 +18,44 @@ from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.job.walk import without_graph
+from samestep.records.record import EvaluationRecord, MicroBatchRecord
 from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
-from samestep.reference.carried import Carried, output_of
-from samestep.reference.closure import Closure, Seen, mean_loss
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state, seed
 from samestep.reference.first_gradient import FirstGradient, present, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
-from samestep.reference.phases import PlayedPhase, phases_of, scheduled
-from samestep.reference.replica_state import ReplicaState, follow_first
-from samestep.reference.results import MicroBatch, TrainingResult
+from samestep.reference.optimizers import Closure, PlayedPhase, phases_of, scheduled
+from samestep.reference.replica_state import Carried, ReplicaState, follow_first, output_of
 from samestep.reference.schedule import per_epoch, step_rows, weight
 
+State = Mapping[str, Tensor]  # name -> tensor
 LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A whole training.
+
+    micro_batches: [replica][micro-batch in order]. later: epoch -> [micro-batch][replica] -> the rows of its first
+    step. rates: [step][parameter group], the learning rates. norms: of each step's gradient, before clipping. draws:
+    whether the model draws random numbers. state: the model's state dict after the last step. buffers: [replica].
+    own: samples of replica 0's own gradient of the first step. before_last, own_before_last: of the mean over the
+    replicas and of replica 0's, without the first step's last micro-batch; empty where there is but one. See
+    first_gradient.py.
+    """
+
+    micro_batches: list[list[MicroBatchRecord]]
+    later: Mapping[int, list[list[list[int]]]]
+    rates: list[list[float]]
+    norms: list[float]
+    draws: bool
+    state: State
+    buffers: list[State]
+    own: State
+    before_last: State
+    own_before_last: State
+    evaluation: EvaluationRecord | None
 
 
 def play(
@@ -116,7 +140,7 @@ class ReplicatedTraining:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
         self.most_replicas = layout.replicas
-        self.micro_batches: dict[int, list[MicroBatch]] = defaultdict(list)
+        self.micro_batches: dict[int, list[MicroBatchRecord]] = defaultdict(list)
         self.rates: list[list[float]] = []
         self.norms: list[float] = []
         self.draws = False
@@ -142,12 +166,12 @@ class ReplicatedTraining:
         for replica, micro_batch in micro_batches:
             self.micro_batches[replica].append(micro_batch)
         self.norms.append(norm)
-        mean = mean_loss(micro_batches)
-        closure = Closure(self.parameters, mean, lambda: mean_loss(self._evaluated(step, phase)[0]))
+        mean = _mean_loss(micro_batches)
+        closure = Closure(self.parameters, mean, lambda: _mean_loss(self._evaluated(step, phase)[0]))
         self._optimizer_step(step, phase, closure)
-        return [micro_batch.loss for _, micro_batch in micro_batches]
+        return [micro_batch.loss or 0.0 for _, micro_batch in micro_batches]
 
-    def _evaluated(self, step: int, phase: PlayedPhase) -> tuple[Seen, float]:
+    def _evaluated(self, step: int, phase: PlayedPhase) -> tuple[list[tuple[int, MicroBatchRecord]], float]:
         """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
         each replica saw, and the gradient's norm before clipping."""
         plan = step_rows(self.job, self.layout, step)
@@ -169,7 +193,7 @@ class ReplicatedTraining:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         return micro_batches, float(norm)
 
-    def _summed(self, forwards: list[Forward]) -> Iterator[tuple[int, MicroBatch]]:
+    def _summed(self, forwards: list[Forward]) -> Iterator[tuple[int, MicroBatchRecord]]:
         """Sums all gradients of a step, as N ranks do: each replica's over its micro-batches, then these over the
         replicas; with noise, the replicas in reverse. Yields each replica's micro-batches.
 
@@ -199,13 +223,13 @@ class ReplicatedTraining:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatch:
+    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         """Adds the gradient of one replica's part of a micro-batch; nothing happens where it has no rows."""
         rows = forward.rows[replica]
         data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
-        return MicroBatch(
+        return MicroBatchRecord(
             forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=digested, loss=loss
         )
 
@@ -346,6 +370,12 @@ class ReplicatedTraining:
         """[micro-batch][replica] -> the rows of an epoch's first step."""
         absent = self.most_replicas - self.layout.replicas
         return [[*micro, *([[]] * absent)] for micro in step_rows(self.job, self.layout, epoch * per_epoch(self.job))]
+
+
+def _mean_loss(micro_batches: Iterable[tuple[int, MicroBatchRecord]]) -> float:
+    """The mean loss over the rows of a step."""
+    total = sum(micro_batch.weight for _, micro_batch in micro_batches)
+    return sum((micro_batch.loss or 0.0) * micro_batch.weight for _, micro_batch in micro_batches) / total
 
 
 def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""What a replica keeps between two batches besides its weights: buffers, attributes such as a hidden state, and
-parameters that the forward pass moves, such as an averaged teacher's."""
+"""What a replica keeps between two batches besides its weights: buffers, attributes such as a hidden state,
+parameters that the forward pass moves, such as an averaged teacher's, and the state that forward carries on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from samestep.job import Batch, Job, output_and_state
+from samestep.job.walk import mapped_tensors
 
 OWN = frozenset(vars(nn.Module()))  # attributes that every module has, such as its parameters
 COPIED = (list, dict, set, deque)
@@ -64,6 +67,42 @@ def follow_first(states: Sequence[ReplicaState], plan: Sequence[Sequence[Sequenc
 def sums_of_frozen(model: nn.Module) -> dict[str, float]:
     """A sum of each parameter that is not trained, which tells whether it has moved, at no cost in memory."""
     return {name: float(p.detach().double().sum()) for name, p in model.named_parameters() if not p.requires_grad}
+
+
+class Carried:
+    """What forward has returned for each (replica, micro-batch) in this epoch, without its graph."""
+
+    def __init__(self, job: Job) -> None:
+        self.carries = job.carry_state
+        self.states: dict[tuple[int, int], Any] = {}
+
+    def forget(self) -> None:
+        """Forgets the states at the start of an epoch."""
+        self.states.clear()
+
+    def of(self, replica: int, micro: int) -> Any:
+        """The state that the rows of a replica's micro-batch begin with."""
+        return self.states.get((replica, micro))
+
+    def keep(self, returned: Any, replica: int, micro: int) -> Any:
+        """Takes the state out of what forward returned. Returns the output."""
+        if not self.carries:
+            return returned
+        output, state = output_and_state(returned)
+        self.states[replica, micro] = mapped_tensors(lambda tensor: tensor.detach().clone(), state)
+        return output
+
+
+def output_of(job: Job, model: Any, batch: Batch) -> Any:
+    """What forward returns for a batch that continues nothing, without a state."""
+    returned = job.forward(model, batch)
+    return output_and_state(returned)[0] if job.carry_state else returned
+
+
+def output_and_loss(job: Job, model: Any, batch: Batch) -> tuple[Any, Any]:
+    """The same, and the criterion of it."""
+    output = output_of(job, model, batch)
+    return output, job.criterion(output, batch)
 
 
 def _attributes(module: nn.Module) -> dict[str, object]:

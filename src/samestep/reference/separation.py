@@ -13,18 +13,17 @@ from torch import Tensor, nn
 from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of, without_graph
-from samestep.reference.carried import output_and_loss
+from samestep.records.record import SeparationRecord
 from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
-from samestep.reference.phases import phases_of
-from samestep.reference.replica_state import ReplicaState, sums_of_frozen
-from samestep.reference.results import Separation
+from samestep.reference.optimizers import phases_of
+from samestep.reference.replica_state import ReplicaState, output_and_loss, sums_of_frozen
 from samestep.reference.schedule import step_rows, weight
 
 ROWS = 6
 
 
-def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
+def separate(job: Job, device: str, moved: Collection[str] = ()) -> SeparationRecord:
     """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
 
     Of several phases: returns the first whose losses are not the mean of their rows' losses, else the last.
@@ -43,7 +42,7 @@ def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
     return separation
 
 
-def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> Separation:
+def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> SeparationRecord:
     with torch.no_grad():
         losses = _Losses(job, device, moved)
         together, output = losses.of(rows)
@@ -53,7 +52,7 @@ def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) ->
         pairs = [losses.of([rows[0], row])[0] for row in rows[1:]]
         half = len(rows) // 2
         halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [together, 0.0]
-    return Separation(
+    return SeparationRecord(
         weights=[weight(job, [row]) for row in rows],
         whole=together,
         again=again,

@@ -22,8 +22,6 @@ from samestep.rank.shards import digest_state
 from samestep.records.interruption import INTERRUPTED, interruption
 from samestep.records.plan import ContinuedLayout, LayoutPlan, ProveTask, ReferencePlan
 from samestep.records.record import (
-    EvaluationRecord,
-    MicroBatchRecord,
     Progress,
     Record,
     ReferenceLayoutRecord,
@@ -137,19 +135,7 @@ class ReferencePlayer:
     def _separation(self, dtype: str) -> SeparationRecord:
         """Computes a few rows alone and together."""
         training = ProveTask("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
-        found = reference.separate(proof_job(self.job, training), self.world.device, self.moved or ())
-        return SeparationRecord(
-            weights=found.weights,
-            whole=found.whole,
-            again=found.again,
-            alone=found.alone,
-            pairs=found.pairs,
-            halves=found.halves,
-            output_gap=found.output_gap,
-            moved=found.moved,
-            unknown=found.unknown,
-            collate_draws=found.collate_draws,
-        )
+        return reference.separate(proof_job(self.job, training), self.world.device, self.moved or ())
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
@@ -231,7 +217,7 @@ class ReferencePlayer:
                 raise
             self.shakes_data = False  # the criterion refuses rows that are moved by rounding
             noisy = [with_noise(seed) for seed in seeds]
-        first = base.micro_batches[0][0].loss
+        first = base.micro_batches[0][0].loss or 0.0
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy):
             self.reverses = False
@@ -327,7 +313,7 @@ def _record(
 ) -> ReferenceTrainingRecord:
     """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
     return ReferenceTrainingRecord(
-        micro_batches=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
+        micro_batches=result.micro_batches,
         later=result.later,
         rates=result.rates,
         norms=result.norms,
@@ -338,25 +324,9 @@ def _record(
         clip_norm=job.clip_norm,
         each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
         phases=max(1, len(job.phases)),
-        evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
+        evaluation=result.evaluation,
         distances=distances(base.state, result.state) if base else {},
     )
-
-
-def _part_seen(batch: reference.MicroBatch) -> MicroBatchRecord:
-    return MicroBatchRecord(
-        batch.epoch,
-        batch.step,
-        batch.micro,
-        indices=batch.indices,
-        weight=batch.weight,
-        digests=batch.digests,
-        loss=batch.loss,
-    )
-
-
-def _evaluation_seen(result: reference.Evaluation) -> EvaluationRecord:
-    return EvaluationRecord(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
 
 
 class Exploded(RuntimeError):
@@ -409,7 +379,7 @@ def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
 def check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
     """Raises UserError when the same training gives other losses the second time; then nothing can be proven."""
     for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
-        _check_same(first.loss, second.loss, device)
+        _check_same(first.loss or 0.0, second.loss or 0.0, device)
 
 
 def _check_same(first: float, second: float, device: str) -> None:

@@ -20,7 +20,7 @@ from samestep.job.walk import without_graph
 from samestep.message import message
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.step import default_generator
-from samestep.reference.carried import output_and_loss
+from samestep.reference.replica_state import output_and_loss
 from samestep.tasks.inspect.dry_step import ROWS, raising
 from samestep.world import World
 

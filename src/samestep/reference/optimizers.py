@@ -1,8 +1,8 @@
-"""The reference's phases: each has an optimizer of its own, and of a gradient only its own parameters' part counts."""
+"""The reference's optimizers: each phase has its own, which trains its own parameters, and may call a closure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,3 +79,26 @@ class _Groups(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pass
+
+
+class Closure:
+    """What an optimizer such as LBFGS calls. Returns the step's loss, with the gradients at the same weights.
+
+    loss: at the weights that the step begins with, whose gradients are there already: they serve the first call,
+    if it comes before the weights move. evaluate: computes the gradients again, and returns the loss.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], loss: float, evaluate: Callable[[], float]) -> None:
+        self.parameters, self.evaluate = parameters, evaluate
+        self.first: float | None = loss
+        self.begin = self._moves()
+
+    def __call__(self) -> Any:
+        first, self.first = self.first, None
+        if first is not None and self._moves() == self.begin:
+            return torch.tensor(first, dtype=torch.float64)
+        with torch.enable_grad():
+            return torch.tensor(self.evaluate(), dtype=torch.float64)
+
+    def _moves(self) -> int:
+        return sum(parameter._version for parameter in self.parameters)  # torch counts what is done in place
