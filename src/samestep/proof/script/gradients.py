@@ -86,6 +86,9 @@ def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> b
     steps = [rank.steps[step] for rank in ranks]
     if not names or not gradients.are_own() or not all(names <= {*of_rank.moved} for of_rank in steps):
         return False
+    # They were reduced between their clipping and the step.
+    if _clipped_apart(gradients):
+        return False
     weights = [{name: of_rank.weights.get(name) for name in names} for of_rank in steps]
     return all(of_rank == weights[0] and None not in of_rank.values() for of_rank in weights)
 
