@@ -5,7 +5,8 @@
 Each twin (tests/twins) is checked by `samestep check --json` in a folder of its own. A healthy one is right where the
 command exits with 0, answers 'right', and warns of nothing. A faulty one is caught where something differs, is warned
 of, or ends with the reason; it is named where a finding has the fault's id, or answers a question of the fault in a
-sentence that names it; its line is given where the output has FILE:LINE of the faulty line.
+sentence that names it; its line is given where a finding has the faulty line among its sites, or the reason has it as
+FILE:LINE.
 
 --out keeps a line of twins.jsonl for each twin, and the table. Twins that are kept there are not checked again, so that
 a record can be made in pieces. --plain runs the twins without the command, to their end, and compares what a fault

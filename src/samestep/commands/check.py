@@ -17,12 +17,14 @@ from samestep.commands.check_replay import replay
 from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
+from samestep.commands.user_sources import read_sources
 from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.message import Message, message
-from samestep.proof.script import judge, with_replay
+from samestep.proof.script import judge, with_replay, with_sites
 from samestep.proof.script.replay import not_replayed
+from samestep.proof.script.sites import files_of
 from samestep.proof.script.updates import left_behind, unequal_calls, why_unequal_calls
 from samestep.records.files import read, write
 from samestep.records.record import Record
@@ -76,7 +78,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
             results = with_replay(results, findings)
     finally:
         fork_client.close()
-    results = with_english(results)
+    results = with_english(with_sites(results, ranks, read_sources(files_of(ranks))))
     write(folder / RESULTS, results)
     return results
 

@@ -26,7 +26,7 @@ from samestep.commands.command_options import (
     texts,
 )
 from samestep.commands.doctor_options import DoctorOptions
-from samestep.commands.exit_codes import exit_code, survive_lost_output, with_exit_code
+from samestep.commands.exit_codes import exit_code, exit_code_of_check, survive_lost_output, with_exit_code
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 from samestep.records.redaction import typed_command
@@ -223,13 +223,13 @@ def check(
     json_: Json = False,
 ) -> int:
     """Run a script of your own, unedited, with a recorder on each rank; judge its steps and name the first divergence.
-    Exit 1 if something is wrong, or cannot be judged."""
+    Exit 1 if something is wrong, 3 if nothing is but a proof needs more."""
     from samestep.commands.check import check as checked
     from samestep.report.check import show_check
 
     results = checked(options, script)
     _print(results, json_, show_check)
-    return int(results.answer != "right")
+    return exit_code_of_check(results, allow_unknown=options.allow_unknown)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -264,7 +264,7 @@ def diff(
 
     results = compared(path(first, "RECORD"), path(second, "RECORD"), resumed_at)
     _print(results, json_, show_diff)
-    return int(results.answer != "right")
+    return exit_code_of_check(results)
 
 
 @app.command()

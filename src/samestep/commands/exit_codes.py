@@ -18,10 +18,13 @@ from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
     from samestep.records.results import CompareResults
+    from samestep.records.script import CheckResults, DiffResults
 
 
 from io import TextIOWrapper
 from typing import TextIO, cast
+
+NOT_JUDGED = 3  # nothing is wrong in what could be judged, but a part that a proof needs could not be
 
 
 def exit_code(results: CompareResults, *, strict: bool = False) -> int:
@@ -34,6 +37,12 @@ def exit_code(results: CompareResults, *, strict: bool = False) -> int:
     wrong = {"no", "no, as expected"} if strict else {"no"}
     bad = any(row.verdict in ("differs", "failed") for row in results.engines)
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
+
+
+def exit_code_of_check(results: CheckResults | DiffResults, *, allow_unknown: bool = False) -> int:
+    """Returns 0 where all that a proof needs is right, 1 where something differs, and 3 where nothing does but a part
+    that a proof needs could not be judged. allow_unknown: 0 for that, too."""
+    return {"right": 0, "differs": 1}.get(results.answer, 0 if allow_unknown else NOT_JUDGED)
 
 
 def _check_current_folder() -> None:

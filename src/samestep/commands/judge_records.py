@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from samestep.commands.user_sources import read_sources
 from samestep.errors import UserError
 from samestep.message import message
-from samestep.proof.script import first_divergence, judge
+from samestep.proof.script import first_divergence, judge, with_sites
 from samestep.proof.script.diff import RecordPair, answer_of, compare_records
 from samestep.proof.script.findings import common_steps
+from samestep.proof.script.sites import files_of
 from samestep.records.files import read, write
 from samestep.records.record import Record, rank_files
 from samestep.records.results import RESULTS
@@ -25,7 +27,8 @@ def judge_records(folder: Path) -> CheckResults:
     """Judges what all ranks of a plan have recorded. Writes results.json beside the records."""
     plan = read(ScriptPlan, folder / PLAN)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(plan.ranks)]
-    results = with_english(judge(plan, ranks, Record(folder)))
+    judged = judge(plan, ranks, Record(folder))
+    results = with_english(with_sites(judged, ranks, read_sources(files_of(ranks))))
     write(folder / RESULTS, results)
     return results
 

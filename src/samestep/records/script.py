@@ -328,7 +328,7 @@ class Finding:
     """The answer to one question about a script. message: what was seen, or why it cannot be judged.
 
     divergence: what differs first, of an answer that differs; its cause is the message. sites: the lines of the user's
-    code where it arises, the likeliest first.
+    code where it arises, the likeliest first. remedy: of an unknown one, what it would take to judge it.
     """
 
     question: Question
@@ -336,12 +336,14 @@ class Finding:
     message: Message
     divergence: Divergence | None = None
     sites: list[CallSite] = field(default_factory=list)
+    remedy: Message | None = None
 
 
 @dataclass(frozen=True)
 class CheckResults:
     """The results of `samestep check`. answer: 'differs' where one finding differs; 'unknown' where none does, and one
-    of the questions that a proof needs has no answer. steps: how many were recorded on every rank."""
+    of the questions that a proof needs has no answer: `missing` lists these. steps: how many were recorded on every
+    rank."""
 
     script: str
     arguments: list[str]
@@ -354,6 +356,7 @@ class CheckResults:
     folder: str
     notes: list[Message] = field(default_factory=list)
     command: str = ""
+    missing: list[Question] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -90,18 +90,58 @@ def show_diff(results: DiffResults) -> None:
 
 
 def lines(results: CheckResults) -> list[str]:
-    """Returns the verdict, the first divergence and its cause, and where the records are."""
+    """Returns what differs, the cause before its effects, with the lines of the user's code; what was judged, what was
+    not, and what that would take; and where the records are."""
     script = {"script": Path(results.script).name, "ranks": results.ranks}
-    said = [message("note", note=note) for note in results.notes]
+    said = [text(message("note", note=note)) for note in results.notes]
+    differing = _by_cause(results.findings, "differs")
     if results.first_divergence:
-        said += _divergence(message("script_on_ranks", **script), results.first_divergence)
-    elif results.answer == "right":
+        said += map(text, _divergence(message("script_on_ranks", **script), results.first_divergence))
+        said += _places(differing[0])
+    for finding in [*differing[1:], *_by_cause(results.findings, "warning")]:
+        question, answer = QUESTIONS[finding.question], ANSWERS[finding.answer]
+        said.append(text(message("also_found", question=question, answer=answer, what=finding.message)))
+        said += _places(finding)
+    said += map(text, _judged(results))
+    if results.answer == "right":
         warnings = sum(finding.answer == "warning" for finding in results.findings)
-        said.append(message("script_is_right", steps=results.steps, warnings=warnings or None, **script))
-    else:
-        said.append(message("script_is_unknown", **script))
-    records = message("records_are_in", folder=results.folder, share=results.record_share)
-    return ["", *map(text, said), text(records)]
+        said.append(text(message("script_is_right", steps=results.steps, warnings=warnings or None, **script)))
+    elif results.answer == "unknown":
+        missing = [QUESTIONS[question] for question in results.missing]
+        said.append(text(message("script_is_unknown", steps=results.steps, missing=missing, **script)))
+    return ["", *said, text(message("records_are_in", folder=results.folder, share=results.record_share))]
+
+
+def _by_cause(findings: Sequence[Finding], answer: Answer) -> list[Finding]:
+    """Returns the findings with an answer: of the earliest step, and there in the order in which a step goes."""
+
+    def step(finding: Finding) -> int:
+        divergence = finding.divergence
+        return -1 if divergence is None or divergence.step is None else divergence.step
+
+    return sorted((finding for finding in findings if finding.answer == answer), key=step)
+
+
+def _places(finding: Finding) -> list[str]:
+    """Returns the lines of the user's code where a finding arises, relative to the working directory."""
+    here = Path.cwd()
+    places = []
+    for site in finding.sites:
+        file = Path(site.file)
+        shown = file.relative_to(here) if file.is_relative_to(here) else file
+        places.append(f"  {shown}:{site.line}" + (f": {site.code}" if site.code else ""))
+    return places
+
+
+def _judged(results: CheckResults) -> list[Message]:
+    """Returns which questions were answered, and for each that was not, what it would take."""
+    right = [QUESTIONS[finding.question] for finding in results.findings if finding.answer == "right"]
+    said = [message("judged_right", questions=right)] if right else []
+    for finding in results.findings:
+        if finding.answer == "unknown":
+            question = QUESTIONS[finding.question]
+            said.append(message("not_judged", question=question, why=finding.message, remedy=finding.remedy))
+    return said
 
 
 def _show(findings: Sequence[Finding], texts: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from corpus.twin import Fault, Twin, file_of, line_of
@@ -47,8 +48,10 @@ def judged(twin: Twin, exit_code: int | None, output: str, error: str, seconds: 
     reasons = error if answer == "failed" and exit_code == 1 else ""  # 2 is a mistake in the command itself
     caught = bool(told) or bool(reasons)
     named = is_named(twin, told, reasons)
-    place = f"{file_of(twin.script).name}:{line_of(twin)}"
-    located = bool(re.search(rf"{re.escape(place)}\b", json.dumps(told) + reasons))
+    file, line = file_of(twin.script).name, line_of(twin)
+    sites = [site for finding in told for site in finding.get("sites", [])]
+    located = any(PurePath(site["file"]).name == file and site["line"] == line for site in sites)
+    located |= bool(re.search(rf"{re.escape(f'{file}:{line}')}\b", json.dumps(told) + reasons))
     return Row(twin.name, twin.kind, caught=caught, named=named, located=located, right=named and located, **common)
 
 

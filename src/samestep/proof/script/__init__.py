@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from samestep.message import Message, message
 from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.sites import Sources, located
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
@@ -18,7 +21,14 @@ from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, Finding, Question, ScriptPlan, ScriptRecord
 
 # Without an answer to one of each of these nothing is proven.
-NEEDED = (("steps",), ("initial weights",), ("gradient",), ("loss weight", "replayed gradient"), ("weights",))
+NEEDED: tuple[tuple[Question, ...], ...] = (
+    ("steps",),
+    ("rows",),
+    ("initial weights",),
+    ("gradient",),
+    ("loss weight", "replayed gradient"),
+    ("weights",),
+)
 OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
 OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
 NEAR = 1e-3
@@ -42,9 +52,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         arguments=redacted(plan.arguments),
         ranks=len(ranks),
         steps=steps,
-        answer=_answer(findings),
-        findings=findings,
-        first_divergence=first_divergence(findings),
+        **_answers(findings),
         record_share=sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0,
         folder=plan.out,
         notes=_notes(ranks),
@@ -54,8 +62,12 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
-    findings = [*results.findings, *replay_findings]
-    return replace(results, findings=findings, answer=_answer(findings), first_divergence=first_divergence(findings))
+    return replace(results, **_answers([*results.findings, *replay_findings]))
+
+
+def with_sites(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:
+    """Adds the lines of the user's code where each finding arises. sources: the files that they are in."""
+    return replace(results, findings=located(results.findings, ranks, sources))
 
 
 def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
@@ -64,11 +76,19 @@ def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
     return min(divergences, key=lambda divergence: -1 if divergence.step is None else divergence.step, default=None)
 
 
-def _answer(findings: Sequence[Finding]) -> Answer:
-    if any(finding.answer == "differs" for finding in findings):
-        return "differs"
+def _answers(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Returns the fields of results that the findings decide."""
     right = {finding.question for finding in findings if finding.answer == "right"}
-    return "right" if all(right.intersection(questions) for questions in NEEDED) else "unknown"
+    missing = [questions[0] for questions in NEEDED if not right.intersection(questions)]
+    answer: Answer = "unknown" if missing else "right"
+    if any(finding.answer == "differs" for finding in findings):
+        answer = "differs"
+    return {
+        "findings": [with_remedy(finding) for finding in findings],
+        "answer": answer,
+        "missing": missing,
+        "first_divergence": first_divergence(findings),
+    }
 
 
 def _notes(ranks: Ranks) -> list[Message]:

@@ -1,0 +1,49 @@
+"""What it would take to judge what could not be judged: by the id of the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from samestep.message import Message, message
+from samestep.records.script import Finding
+
+REPLAY, LOADER = message("remedy_replay"), message("remedy_loader")
+REMEDIES: Mapping[str, Message] = {
+    "no_evaluation_seen": message("remedy_record_an_evaluation"),
+    "no_training_step": message("remedy_name_the_training"),
+    "no_step_to_replay": message("remedy_name_the_training"),
+    "inputs_without_rows": LOADER,
+    "loader_without_end_or_indices": LOADER,
+    "rows_drawn_with_replacement": message("remedy_distributed_sampler"),
+    "rows_left_out_by_the_sampler": message("remedy_distributed_sampler"),
+    "sharding_not_judged": message("remedy_fsdp2"),
+    "clipped_by_own_code": REPLAY,
+    "several_optimizers_may_sum_losses": REPLAY,
+    "losses_have_an_unknown_factor": REPLAY,
+    "loss_may_be_divided_beforehand": REPLAY,
+    "division_of_accumulated_losses_not_seen": REPLAY,
+    "optimizer_reduces_gradients_itself": REPLAY,
+    "ranks_differ_by_themselves": message("remedy_mend_what_differs"),
+    "batches_not_kept": REPLAY,
+    "batch_not_saved": message("remedy_plain_batches"),
+    "draws_outside_torch": message("remedy_draw_by_torch"),
+    "function_reads_ranks": message("remedy_ranks_as_an_argument"),
+    "group_of_other_ranks": message("remedy_ranks_from_the_environment"),
+    "script_fails_in_one_process": message("remedy_run_in_one_process"),
+    "no_collectives_recorded": message("remedy_flight_recorder"),
+    "gradient_of_rank_not_finite": message("remedy_finite_gradients"),
+}
+
+
+def with_remedy(finding: Finding) -> Finding:
+    """Returns a finding; one that is unknown with what it would take to judge it, where that is known."""
+    if finding.answer != "unknown" or finding.remedy:
+        return finding
+    said = finding.message
+    steps = said.fields.get("steps")
+    if said.id == "no_epoch_turned" and steps:
+        return replace(finding, remedy=message("remedy_record_steps", steps=steps))
+    why = said.fields.get("why")
+    reason = why.id if isinstance(why, Message) else said.id
+    return replace(finding, remedy=REMEDIES.get(reason))

@@ -1,0 +1,272 @@
+"""Where in the user's code a finding arises: the lines that were recorded, and those that the source tells.
+
+Two tables say which places each finding is about, by its id or else by its question; `located` looks them up. A finding
+that names its lines already keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from samestep.proof.script.findings import Ranks
+from samestep.proof.script.source import RANK, RANKS, Source
+from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.records.redaction import redacted_text
+from samestep.records.script import Finding, Question, ScriptRecord
+
+MOST, LONGEST = 4, 160  # lines of a finding, and characters of one
+Sources = Mapping[str, Source]  # path of a file -> what it holds
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a place is looked up in. rank: the record of the rank that a finding is about. sources: the user's files."""
+
+    rank: ScriptRecord
+    finding: Finding
+    sources: Sources
+
+    @property
+    def loaders(self) -> tuple[int, ...]:
+        """The numbers of the loader that is trained, and of those made anew for later epochs."""
+        return tuple(record.loader for record in self.rank.passes if record.trained) or (-1,)
+
+    def calls(self, call: Call) -> list[CallRecord]:
+        return [record for record in self.rank.calls if record.call == call]
+
+
+Place = Callable[[Context], list[CallSite]]
+
+
+def called(call: Call, name: str = "") -> Place:
+    """Returns the lines of a kind of call; of a loader or a sampler, those of the one that is trained.
+
+    name: of the function that is called, or the class that is made; '' for any.
+    """
+
+    def place(context: Context) -> list[CallSite]:
+        calls = [record for record in context.calls(call) if name in record.name]
+        if call in ("loader", "sampler", "iteration"):
+            calls = [record for record in calls if record.number in context.loaders] or calls
+        return _sites(calls)
+
+    return place
+
+
+def evaluated(call: Call) -> Place:
+    """Returns the lines of loaders and samplers that are read and not trained; of other calls, those beside an
+    evaluation."""
+
+    def place(context: Context) -> list[CallSite]:
+        calls = context.calls(call)
+        if call in ("loader", "sampler", "iteration"):
+            return _sites([record for record in calls if record.number not in context.loaders])
+        functions = {site.function for record in context.calls("evaluation") for site in record.sites[:1]}
+        steps = {record.first for record in context.calls("evaluation")}
+        return _sites([record for record in calls if record.first in steps and record.sites[0].function in functions])
+
+    return place
+
+
+def flowing(place: Place, what: str = "ranks") -> Place:
+    """Returns the lines of a place, and of what flows into it, that mention the number of ranks, or the rank."""
+
+    def flowing_place(context: Context) -> list[CallSite]:
+        names = RANKS if what == "ranks" else RANK
+        sites = []
+        for site in place(context):
+            if source := context.sources.get(site.file):
+                sites += [_site(site.file, source, line) for line in source.flowing(site.line, names)]
+        return sites
+
+    return flowing_place
+
+
+def written(lines: Callable[[Source], list[int]]) -> Place:
+    """Returns the lines that the source tells."""
+    return lambda context: [
+        _site(file, source, line) for file, source in context.sources.items() for line in lines(source)
+    ]
+
+
+def calling(place: Place) -> Place:
+    """Returns the lines that call the functions in which a place is."""
+
+    def callers(context: Context) -> list[CallSite]:
+        names = {site.function for site in place(context)} - {"<module>", "__init__", "forward"}
+        return [
+            _site(file, source, line)
+            for name in sorted(names)
+            for file, source in context.sources.items()
+            for line in source.calls(name)
+        ]
+
+    return callers
+
+
+def around(place: Place) -> Place:
+    """Returns the loops around a place, the innermost first."""
+
+    def loops(context: Context) -> list[CallSite]:
+        sites = []
+        for site in place(context):
+            if source := context.sources.get(site.file):
+                sites += [_site(site.file, source, line) for line in source.loops(site.line)]
+        return sites
+
+    return loops
+
+
+def decided_by_rank(place: Place) -> Place:
+    """Returns the lines around a place, or in the same loop, that decide by the rank."""
+
+    def tests(context: Context) -> list[CallSite]:
+        sites = []
+        for site in place(context):
+            if source := context.sources.get(site.file):
+                sites += [_site(site.file, source, line) for line in source.tests_of_rank(site.line)]
+        return sites
+
+    return tests
+
+
+def parameter(context: Context) -> list[CallSite]:
+    """Returns the line that has made the part of the model that holds the parameter which differs."""
+    divergence = context.finding.divergence
+    name = (divergence.tensor if divergence else None) or ""
+    made = [record for record in context.calls("model") if name == record.name or name.startswith(f"{record.name}.")]
+    made += [record for record in context.calls("model") if not record.name]
+    return _sites(sorted(made, key=lambda record: -len(record.name)))[:2]
+
+
+def epochs(context: Context) -> list[CallSite]:
+    """Returns the loop over epochs, in which set_epoch is to be called."""
+    return around(called("iteration"))(context)[:1]
+
+
+BACKWARD, FORWARD, STEP = called("backward"), called("forward"), called("optimizer step")
+RATE_WRITES = written(lambda source: source.writes("lr"))
+DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
+OF_GRADIENTS = written(Source.changes_of_gradients)
+OF_WEIGHTS = written(Source.changes_of_weights)
+SEEDS = written(Source.seeds)
+SHARING = (called("sampler"), called("loader"), flowing(FORWARD, "rank"), SEEDS, called("iteration"))
+LOSS = (flowing(BACKWARD), flowing(FORWARD), BACKWARD, FORWARD)
+RATES = (
+    flowing(RATE_WRITES),
+    flowing(called("scheduler")),
+    flowing(called("optimizer")),
+    flowing(calling(RATE_WRITES)),
+    around(called("scheduler step")),
+)
+PARTING = (
+    decided_by_rank(called("collective")),
+    decided_by_rank(BACKWARD),
+    written(Source.ends_of_loops),
+    called("collective"),
+    BACKWARD,
+)
+AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(calling(OF_WEIGHTS)), OF_WEIGHTS, calling(OF_WEIGHTS))
+EVALUATION = (evaluated("loader"), evaluated("collective"), called("evaluation"), evaluated("iteration"))
+LINES: Mapping[str, Sequence[Place]] = {
+    "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
+    "set_epoch_never_called": (epochs, called("sampler")),
+    "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
+    "ranks_begin_with_different_weights": (parameter, SEEDS, called("wrapper"), called("collective", "broadcast")),
+    "loss_not_divided_by_accumulation": (BACKWARD, FORWARD),
+    "gradients_never_cleared": (BACKWARD, called("zero_grad"), STEP),
+    "gradients_removed_before_the_step": (STEP, called("zero_grad")),
+    "gradients_removed_between_micro_batches": (called("zero_grad"), BACKWARD),
+    "ranks_never_reduce_gradients": (FORWARD, BACKWARD, called("wrapper")),
+    "parameters_left_out_of_reduction": (around(called("collective", "reduce")), parameter, called("wrapper")),
+    "reduced_before_last_micro_batch": (written(Source.synchronisation), BACKWARD),
+    "last_micro_batches_in_no_step": (STEP, BACKWARD),
+    "gradients_summed_over_ranks": (
+        called("collective", "reduce"),
+        written(lambda source: source.calls("wait")),
+        BACKWARD,
+    ),
+    "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
+    "clipped_before_reduction": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
+    "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
+    "ranks_draw_the_same_random_numbers": (SEEDS,),
+    "loader_workers_share_a_seed": (called("loader"), SEEDS),
+    "evaluated_rows_counted_twice": (evaluated("loader"), evaluated("collective")),
+    "rows_evaluated_by_no_rank": (evaluated("loader"), evaluated("sampler")),
+    "rates_differ_between_ranks": (
+        decided_by_rank(called("scheduler step")),
+        flowing(called("optimizer"), "rank"),
+        called("scheduler step"),
+        RATE_WRITES,
+        called("optimizer"),
+    ),
+    "weights_end_elsewhere": (flowing(DECAY_WRITES), flowing(called("optimizer")), STEP),
+    "collectives_in_another_order": (around(called("collective")), *PARTING),
+}
+QUESTIONS: Mapping[Question, Sequence[Place]] = {
+    "steps": PARTING,
+    "initial weights": (parameter, SEEDS, called("wrapper")),
+    "rows": SHARING,
+    "order": (epochs, called("sampler"), called("loader")),
+    "gradient": (BACKWARD, STEP),
+    "loss weight": LOSS,
+    "clipping": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
+    "rate": (*RATES, RATE_WRITES, called("scheduler step"), called("scheduler"), called("optimizer")),
+    "schedule": (called("scheduler step"), RATE_WRITES, called("scheduler")),
+    "weights": (*AVERAGES, STEP),
+    "updates": (called("optimizer"), written(Source.groups), parameter),
+    "random numbers": (SEEDS,),
+    "evaluation": EVALUATION,
+    "buffers": (decided_by_rank(called("forward")), called("evaluation"), called("wrapper")),
+    "collectives": PARTING,
+    "saves": (called("save"),),
+    "replayed gradient": (*LOSS[:2], called("collective"), *LOSS[2:]),
+    "replayed rate": (*RATES, RATE_WRITES, called("optimizer")),
+    "replayed weights": (flowing(DECAY_WRITES), flowing(called("optimizer")), *AVERAGES, STEP),
+    "replayed micro-batches": (flowing(STEP), BACKWARD, STEP),
+}
+
+
+def located(findings: Sequence[Finding], ranks: Ranks, sources: Sources) -> list[Finding]:
+    """Returns the findings; those that differ or warn with the lines of the user's code where they arise."""
+    return [
+        replace(finding, sites=[_quoted(site, sources) for site in finding.sites or sites_of(finding, ranks, sources)])
+        if finding.answer in ("differs", "warning")
+        else finding
+        for finding in findings
+    ]
+
+
+def sites_of(finding: Finding, ranks: Ranks, sources: Sources) -> list[CallSite]:
+    """Returns the lines where a finding arises, the likeliest first."""
+    number = (finding.divergence.rank if finding.divergence else None) or 0
+    context = Context(ranks[number if number < len(ranks) else 0], finding, sources)
+    sites = dict[tuple[str, int], CallSite]()
+    for place in LINES.get(finding.message.id) or QUESTIONS.get(finding.question, ()):
+        for site in place(context):
+            sites.setdefault((site.file, site.line), site)
+    return [*sites.values()][:MOST]
+
+
+def files_of(ranks: Ranks) -> list[str]:
+    """Returns the files of the user's code from which the ranks have called torch."""
+    return list(dict.fromkeys(site.file for rank in ranks for record in rank.calls for site in record.sites))
+
+
+def _sites(calls: Sequence[CallRecord]) -> list[CallSite]:
+    """Returns the innermost lines of calls, then those that call a function in which one is."""
+    inner = [record.sites[0] for record in calls if record.sites]
+    return [*inner, *(record.sites[1] for record in calls if len(record.sites) > 1)]
+
+
+def _site(file: str, source: Source, line: int) -> CallSite:
+    return CallSite(file, line, source.function(line))
+
+
+def _quoted(site: CallSite, sources: Sources) -> CallSite:
+    """Returns a line with its text, without secrets."""
+    source = sources.get(site.file)
+    if source is None or site.code:
+        return site
+    return replace(site, code=redacted_text(source.code(site.line).strip()[:LONGEST]))

@@ -1,0 +1,235 @@
+"""Reads a user's source: which statement a line is in, what flows into it, and where a script does what has no hook.
+
+Pure functions of text, so that a line can be named of which no call was recorded: `group["lr"] = …`, `if rank == 0:`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+RANKS = re.compile(r"(ddp_|global_)?world(_size)?|num_(replicas|processes|gpus|ranks)|nprocs?|n_?gpus?|device_count")
+RANK = re.compile(
+    r"(?!.*rank_of)(\w+_)?rank(_id)?|is_(main|master)(_process)?|master_process|get_(node_local_|global_)?rank"
+)
+SEED = re.compile(r"(\w+_)?seed(_all|_everything|_offset)?|default_rng|RandomState|set_seed|hash")
+IN_PLACE = {"copy_", "mul_", "add_", "lerp_", "_foreach_lerp_", "_foreach_mul_", "load_state_dict", "update_parameters"}
+LOOPS = ast.For | ast.AsyncFor | ast.While
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+DEPTH = 4  # assignments that are followed backwards
+
+
+class Source:
+    """The text of one of the user's files. lines: without their ends."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        try:
+            self.tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            self.tree = ast.Module([], [])
+
+    @cached_property
+    def _statements(self) -> list[ast.stmt]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
+
+    @cached_property
+    def _parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def code(self, line: int) -> str:
+        """Returns a line of the file; '' where it has none of that number."""
+        return self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+
+    def statement(self, line: int) -> ast.stmt | None:
+        """Returns the innermost statement that a line is in, as that of a call over several lines."""
+        around = [node for node in self._statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
+        return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+
+    def around(self, line: int) -> Iterator[ast.AST]:
+        """Yields the statements and functions around that of a line, the innermost first."""
+        node: ast.AST | None = self.statement(line)
+        while node is not None and (node := self._parents.get(node)) is not None:
+            yield node
+
+    def loops(self, line: int) -> list[int]:
+        """Returns the lines of the loops around a line, of a function's at most; the innermost first."""
+        loops = []
+        for node in self.around(line):
+            if isinstance(node, FUNCTIONS):
+                break
+            if isinstance(node, LOOPS):
+                loops.append(node.lineno)
+        return loops
+
+    def function(self, line: int) -> str:
+        """Returns the name of the function that a line is in; '<module>' outside of all."""
+        names = [node.name for node in self.around(line) if isinstance(node, ast.FunctionDef)]
+        return names[0] if names else "<module>"
+
+    # What a line depends on
+
+    def flowing(self, line: int, names: re.Pattern[str]) -> list[int]:
+        """Returns the lines that mention a name, of a line's statement and of what flows into it."""
+        statement = self.statement(line)
+        return [] if statement is None else self._flowing(statement, names, set(), DEPTH)
+
+    def _flowing(self, statement: ast.stmt, names: re.Pattern[str], visited: set[int], depth: int) -> list[int]:
+        if statement.lineno in visited or depth < 0:
+            return []
+        visited.add(statement.lineno)
+        parts = [statement] if not hasattr(statement, "body") else list(ast.iter_child_nodes(_header(statement)))
+        lines = [line for part in parts for line in _lines_with(part, names) if not self._only_asks(line, names)]
+        read = {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)}
+        read -= {name for name in read if names.fullmatch(name)}
+        for assignment in self._assignments(read):
+            lines += self._flowing(assignment, names, visited, depth - 1)
+        return list(dict.fromkeys(lines))
+
+    def _assignments(self, names: set[str]) -> list[ast.stmt]:
+        return [
+            node
+            for node in self._statements
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and names & _targets(node)
+        ]
+
+    def _only_asks(self, line: int, names: re.Pattern[str]) -> bool:
+        """Whether a line does no more than to ask for the number of ranks, as `world = dist.get_world_size()`."""
+        statement = self.statement(line)
+        return isinstance(statement, ast.Assign) and any(names.fullmatch(name) for name in _targets(statement))
+
+    # Where a script does what has no hook
+
+    def tests_of_rank(self, line: int | None = None) -> list[int]:
+        """Returns the lines that decide by the rank: around a line, and in the loops around it; all without one."""
+        tests = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.If | ast.IfExp | ast.While) and _lines_with(node.test, RANK)
+        ]
+        if line is None:
+            return sorted({node.test.lineno for node in tests})
+        around = list(self.around(line))
+        inside = {id(part) for loop in around if isinstance(loop, LOOPS) for part in ast.walk(loop)}
+        close = [node for node in tests if node in around or id(node) in inside]
+        return sorted({node.test.lineno for node in close}, key=lambda number: abs(number - line))
+
+    def writes(self, key: str) -> list[int]:
+        """Returns the lines that set a parameter group's value, as `group["lr"] = …`."""
+        return [
+            node.lineno
+            for node in self._statements
+            if isinstance(node, ast.Assign | ast.AugAssign)
+            for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            if isinstance(target, ast.Subscript)
+            and isinstance(target.slice, ast.Constant)
+            and target.slice.value == key
+        ]
+
+    def changes_of_gradients(self) -> list[int]:
+        """Returns the lines that change `.grad` by hand: that average or clip it."""
+
+        def changes(node: ast.AST) -> bool:
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                return any(_is_gradient(target) for target in targets)
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            return is_call and node.func.attr.endswith("_") and _is_gradient(node.func.value)  # type: ignore[attr-defined]
+
+        return self._lines_where(changes)
+
+    def changes_of_weights(self) -> list[int]:
+        """Returns the lines that change weights by hand: moving averages, copies, weights that are loaded."""
+
+        def changes(node: ast.AST) -> bool:
+            if isinstance(node, ast.Assign):
+                return any(isinstance(target, ast.Attribute) and target.attr == "data" for target in node.targets)
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+                return False
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            return name in IN_PLACE and ".grad" not in ast.unparse(node)
+
+        return self._lines_where(changes)
+
+    def seeds(self) -> list[int]:
+        """Returns the lines that seed a random generator, or compute a seed."""
+
+        def seeds(node: ast.AST) -> bool:
+            if isinstance(node, ast.Assign):
+                return any(SEED.fullmatch(name) for name in _targets(node))
+            return isinstance(node, ast.Call) and bool(SEED.fullmatch(ast.unparse(node.func).rpartition(".")[2]))
+
+        return self._lines_where(seeds)
+
+    def synchronisation(self) -> list[int]:
+        """Returns the lines that say in which micro-batch gradients are reduced."""
+
+        def says(node: ast.AST) -> bool:
+            words = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "set_is_last_backward")
+            return isinstance(node, ast.Attribute) and node.attr in words
+
+        return self._lines_where(says)
+
+    def ends_of_loops(self) -> list[int]:
+        """Returns the lines of `break` in loops, and of what they depend on."""
+        ends = [node.lineno for node in self._statements if isinstance(node, ast.Break)]
+        tests = [node.lineno for line in ends for node in self.around(line) if isinstance(node, ast.If)]
+        return [*ends, *dict.fromkeys(tests)]
+
+    def groups(self) -> list[int]:
+        """Returns the lines that choose among parameters, for an optimizer's groups."""
+
+        def chooses(node: ast.AST) -> bool:
+            is_list = isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Dict)
+            words = ("parameters()", "named_parameters()", "'params'")
+            return is_list and any(word in ast.unparse(node) for word in words)
+
+        return self._lines_where(chooses)
+
+    def calls(self, name: str) -> list[int]:
+        """Returns the lines that call a function or a method of this name."""
+        return self._lines_where(
+            lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
+        )
+
+    def _lines_where(self, holds: Callable[[ast.AST], bool]) -> list[int]:
+        lines = {getattr(node, "lineno", 0) for node in ast.walk(self.tree) if holds(node)}
+        return sorted(lines)
+
+
+def _header(statement: ast.stmt) -> ast.AST:
+    """Returns what a compound statement evaluates itself, without the statements in it."""
+    match statement:
+        case ast.For() | ast.AsyncFor():
+            return ast.Expr(ast.Tuple([statement.target, statement.iter], ast.Load()))
+        case ast.While() | ast.If():
+            return ast.Expr(statement.test)
+        case ast.With() | ast.AsyncWith():
+            return ast.Expr(ast.Tuple([item.context_expr for item in statement.items], ast.Load()))
+    return ast.Module([], [])
+
+
+def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
+    """Returns the lines on which a name or an attribute stands that matches."""
+    lines = []
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        name = name.removeprefix("get_") if name.startswith("get_world") else name
+        if name and names.fullmatch(name):
+            lines.append(getattr(node, "lineno", 0))
+    return lines
+
+
+def _targets(node: ast.AST) -> set[str]:
+    """Returns the names that an assignment gives values to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.Pass())]
+    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def _is_gradient(node: ast.AST) -> bool:
+    """Whether an expression is a parameter's gradient, or its data."""
+    return isinstance(node, ast.Attribute) and (
+        node.attr == "grad" or (node.attr == "data" and _is_gradient(node.value))
+    )
