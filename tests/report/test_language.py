@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import golden_file
 import pytest
 
 from samestep.errors import UserError, say
@@ -15,8 +15,6 @@ from samestep.message import AS_SAID, Message, as_said, message
 from samestep.report import language
 
 PACKAGE = Path(__file__).parents[2] / "src" / "samestep"
-GOLDEN = Path(__file__).parent / "golden"
-UPDATE = "UPDATE_GOLDEN"  # in the environment: writes the golden files anew
 
 
 def calls() -> Iterator[tuple[str, str, set[str] | None]]:
@@ -84,16 +82,12 @@ class _Example(Mapping[str, object]):
 
 @pytest.mark.parametrize("into", language.LANGUAGES)
 def test_the_golden_file_holds_every_sentence(into: language.Language) -> None:
-    """UPDATE_GOLDEN=1 pytest tests/report/test_language.py writes them anew: read the difference before you commit."""
     lines = []
     for identity, sentences in sorted(language.catalogue().items()):
         counts = (1, 3) if re.search(r"\{\w+:", sentences[into]) else (3,)
         examples = [Message(identity, {**_Example(sentences[into], count)}) for count in counts]
         lines += [identity, *(f"    {language.text(example, into)}" for example in examples)]
-    golden = GOLDEN / f"{into}.txt"
-    if os.environ.get(UPDATE):
-        golden.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert golden.read_text(encoding="utf-8").splitlines() == lines
+    golden_file.agrees(into, lines)
 
 
 def test_the_forms_of_a_field(monkeypatch: pytest.MonkeyPatch) -> None:

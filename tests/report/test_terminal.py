@@ -6,15 +6,19 @@ import io
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import golden_file
 import pytest
 from example_results import unmeasured, with_row, with_speed
 from rich.console import Console
 
+from said import says
 from samestep import report
 from samestep.message import as_said, message
 from samestep.records.results import CompareResults
-from samestep.report import columns
+from samestep.report import columns, verdicts
+from samestep.report.language import LANGUAGES, VARIABLE, Language
 
 TENSORS = (message("tensors_ill_conditioned", sgd=["0.weight"], user=["0.weight", "1.bias"]),)
 WIDTHS = pytest.mark.parametrize("width", [100, 80, 40])
@@ -26,6 +30,17 @@ def printed(results: CompareResults, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(report.table(results))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def with_tensors(results: CompareResults) -> CompareResults:
+    """The results where two of 18 tensors could not be compared."""
+    return replace(with_row(results, 3, notes=TENSORS), tensors=18)
+
+
+def without_engines(results: CompareResults) -> CompareResults:
+    """The results where two more engines are not installed."""
+    absent: dict[str, Any] = {"verdict": "unavailable", "reason": as_said("no package"), "install": "pip install x"}
+    return with_row(with_row(results, 7, **absent), 6, **absent)
 
 
 def one_launcher(results: CompareResults) -> CompareResults:
@@ -106,15 +121,21 @@ def test_single_values_may_be_missing(results: CompareResults) -> None:
     assert "5,203" in first and first.count("–") == 5  # one launch has no spread
 
 
-def test_what_is_wrong_is_below_the_table(results: CompareResults) -> None:
-    text = "\n".join(report.footer(results))
-    assert "lightning (torchrun): differs at step 3: loss of rank 1: expected 2.302585092994046, found" in text
-    assert "the usual cause: the update of step 2 is wrong" in text
-    assert "horovod (horovodrun): failed: rank 1 was killed (signal 9) in step 12." in text
-    assert "deepspeed (torchrun): refused: step 23: rank 1 gets 1 row" in text
-    assert "One step sees 2 ranks x 32 = 64 samples; 1 thread a rank." in text
-    assert "5 launches of 60 steps" in text
-    assert "Notes on fsdp: in the report." in text and "clipping never acted" not in text
+@pytest.mark.parametrize("into", LANGUAGES)
+def test_the_golden_file_holds_what_is_printed(
+    results: CompareResults, proof: CompareResults, into: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table, and below it what is wrong, what could not be compared, and what is not here, in few lines."""
+    monkeypatch.setenv(VARIABLE, into)
+    text = {}
+    for name, shown in (
+        ("a comparison", results),
+        ("a proof", proof),
+        ("tensors that cannot be compared", with_tensors(results)),
+        ("engines that are not here", without_engines(results)),
+    ):
+        text |= {f"the table of {name}": printed(shown, 100), f"below {name}": report.footer(shown)}
+    golden_file.agrees(f"terminal.{into}", golden_file.parts(text))
 
 
 def test_a_proof_speaks_of_no_speed(proof: CompareResults) -> None:
@@ -122,26 +143,14 @@ def test_a_proof_speaks_of_no_speed(proof: CompareResults) -> None:
     assert "samples/s" not in text and "launches" not in text and "2.2e-16" in text
 
 
-def test_tensors_that_cannot_be_compared_are_one_line(results: CompareResults) -> None:
-    results = replace(with_row(results, 3, notes=TENSORS), tensors=18)
-    (line,) = [line for line in report.footer(results) if "tensors" in line]
-    assert line == "fsdp (torchrun): 2 of 18 tensors not compared at the end, where rounding alone is visible."
+def test_tensors_that_cannot_be_compared_are_folded_on_the_page(results: CompareResults) -> None:
+    results = with_tensors(results)
     page = report.html(results)
-    assert (
-        "<details><summary>2 of 18 tensors not compared at the end, where rounding alone is visible</summary>" in page
-    )
+    said = verdicts.ill_conditioned(results.engines[3], results)
+    says(said, "tensors_not_compared", count=2, tensors=18)
+    assert f"<details><summary>{said}</summary>" in page
     assert page.count("<small>0.weight</small>") == 2 and page.count("<small>1.bias</small>") == 1
 
 
-def test_engines_that_are_not_here_share_a_line(results: CompareResults) -> None:
-    results = with_row(
-        results, 7, verdict="unavailable", reason=as_said("lightning is not installed"), install="pip install x"
-    )
-    results = with_row(
-        results, 6, verdict="unavailable", reason=as_said("lightning is not installed"), install="pip install x"
-    )
-    assert (
-        report.footer(results)[-1]
-        == "Not available here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
-    )
-    assert "to install: <code>pip install x</code>" in report.html(results)
+def test_the_page_says_what_installs_an_engine(results: CompareResults) -> None:
+    assert "<code>pip install x</code>" in report.html(without_engines(results))
