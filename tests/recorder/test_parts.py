@@ -20,7 +20,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from samestep.message import message
-from samestep.recorder.batches import CannotJoin, copied, holds_loss, is_joined, joined, joined_outputs, split
+from samestep.recorder.batches import (
+    CannotJoin,
+    RowOrder,
+    copied,
+    holds_loss,
+    is_joined,
+    joined,
+    lists_of_rows,
+    order_of_rows,
+    order_of_values,
+)
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.parameters import precisions
@@ -232,9 +242,10 @@ def test_batches_are_joined_and_split_again() -> None:
     ]
     whole = joined(parts)
     assert isinstance(whole["pair"], Batch) and whole["pair"].y == [2, 3] and float(whole["t"]) == 1.0
+    order = RowOrder([2, 3], [*range(5)])
     for number, part in enumerate(parts):
-        assert torch.equal(split(whole, [2, 3], number)["x"], part["x"])
-        assert torch.equal(split(whole, [2, 3], number)["pair"].x, part["pair"].x)
+        assert torch.equal(order.rows_of_rank(whole, number)["x"], part["x"])
+        assert torch.equal(order.rows_of_rank(whole, number)["pair"].x, part["pair"].x)
     with pytest.raises(CannotJoin) as shapes:
         joined([torch.ones(2, 3), torch.ones(2, 4)])
     assert shapes.value.why == message("rows_of_different_shapes")
@@ -244,12 +255,51 @@ def test_batches_are_joined_and_split_again() -> None:
 
 
 def test_a_models_outputs_for_each_rank_are_joined() -> None:
-    loss, logits = joined_outputs([(torch.tensor(1.0), torch.ones(2, 3)), (torch.tensor(2.0), torch.ones(1, 3))])
+    order = RowOrder([2, 1], [0, 1, 2])
+    outputs = [(torch.tensor(1.0), torch.ones(2, 3)), (torch.tensor(2.0), torch.ones(1, 3))]
+    loss, logits = order.joined_outputs(outputs)
     assert float(loss) == 1.5 and logits.shape == (3, 3)
     assert holds_loss({"loss": torch.ones((), requires_grad=True)}) and holds_loss(
         (None, torch.ones((), requires_grad=True))
     )
     assert not holds_loss({"loss": torch.ones(())}) and not holds_loss(torch.ones(2, requires_grad=True))
+
+
+def test_rows_that_a_script_joins_itself_are_found_again() -> None:
+    views = [["a0", "a1", "A0", "A1"], ["b0", "b1", "B0", "B1"]]  # of each rank: one view, then the other
+    order = order_of_rows(["a0", "a1", "b0", "b1", "A0", "A1", "B0", "B1"], views)
+    assert order == RowOrder([4, 4], [0, 1, 4, 5, 2, 3, 6, 7])
+    assert order_of_rows(["b1", "a0", "b0", "B0", "B1", "a1", "A0", "A1"], views) is not None
+    assert order_of_rows(["a0", "a1", "b0", "b1", "A0", "A1", "B0", "C1"], views) is None
+    # One row twice, as padding is: each of the two is used once.
+    assert order_of_rows(["x", "y", "x"], [["x", "x"], ["y"]]) == RowOrder([2, 1], [0, 2, 1])
+
+
+def test_rows_that_are_computed_are_found_again_by_their_values() -> None:
+    ranks = [(torch.rand(4, 3), torch.arange(4)), (torch.rand(4, 3), torch.arange(4, 8))]
+    places = [0, 1, 4, 5, 2, 3, 6, 7]
+    rows, labels = (torch.cat(parts)[places] for parts in zip(*ranks))
+    assert order_of_values((rows * (1 + 1e-6), labels), ranks, 1e-4) == RowOrder([4, 4], places)
+    mixed = torch.tensor([7, 0, 3, 2, 1, 6, 5, 4])
+    joined_rows, joined_labels = (torch.cat(parts)[mixed] for parts in zip(*ranks))
+    assert order_of_values((joined_rows, joined_labels), ranks, 1e-4) == RowOrder([4, 4], mixed.tolist())
+    assert order_of_values((rows + 0.1, labels), ranks, 1e-4) is None
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4, 5], [0, 3, 1, 4, 2, 5]])
+def test_outputs_stand_where_one_process_has_their_rows(places: list[int]) -> None:
+    order, whole = RowOrder([3, 3], places), torch.arange(6.0)
+    rows = torch.empty(6)
+    rows[:] = whole[places]
+    parts = [order.rows_of_rank(rows, rank) for rank in range(2)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(order.joined_outputs(parts), rows)
+    # Two outputs of each row, one after the other; and those of two crops, of which each is a tensor of rows.
+    of_row = [torch.stack([part, part + 10], 1).flatten() for part in parts]
+    assert torch.equal(order.joined_outputs(of_row), torch.stack([rows, rows + 10], 1).flatten())
+    of_crops = [torch.cat([part, part + 10]) for part in parts]
+    assert lists_of_rows(([rows, rows + 10],), 6) == 2
+    assert torch.equal(order.joined_outputs(of_crops, 2), torch.cat([rows, rows + 10]))
 
 
 def test_a_copy_has_no_graph_and_is_its_own() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
+
+MOST_TENSORS = 64  # that a script joins to one batch
+COLUMNS, MOST_ROWS = 256, 4096  # of the values by which rows are found again
 
 
 class CannotJoin(Exception):
@@ -77,19 +82,106 @@ def _is_joined_tensor(inputs: Tensor, parts: Sequence[Tensor]) -> bool:
     return False
 
 
-def split(data: Any, sizes: Sequence[int], number: int) -> Any:
-    """Returns the rows of one rank of a joined batch, or of a model's inputs."""
-    if isinstance(data, Tensor):
-        return data.split(list(sizes))[number] if data.dim() and len(data) == sum(sizes) else data
-    return _mapped(data, [data], lambda values: split(values[0], sizes, number)) if _is_tree(data) else data
+@dataclass(frozen=True)
+class RowOrder:
+    """Which row of the ranks each row of one process is. sizes: rows of each rank. places: of each row of one process,
+    its place among all rows of rank 0, then rank 1's, and so on."""
+
+    sizes: list[int]
+    places: list[int]
+
+    def rows_of_rank(self, data: Any, rank: int) -> Any:
+        """Returns the rows of one rank of a model's inputs, in the order in which the rank had them."""
+        if isinstance(data, Tensor):
+            if not data.dim() or len(data) != len(self.places):
+                return data
+            first = sum(self.sizes[:rank])
+            return data[self._sorted[first : first + self.sizes[rank]].to(data.device)]
+        return _mapped(data, [data], lambda values: self.rows_of_rank(values[0], rank)) if _is_tree(data) else data
+
+    def joined_outputs(self, parts: Sequence[Any], lists: int = 1) -> Any:
+        """Returns the outputs of a model that was called for each rank's rows, as one process has them: scalars are
+        averaged. lists: how many tensors of rows a list of inputs has, whose outputs may follow each other."""
+        first = parts[0]
+        if isinstance(first, Tensor):
+            return self._joined(parts, lists) if first.dim() else torch.stack(list(parts)).mean()
+        return _mapped(first, parts, lambda values: self.joined_outputs(values, lists)) if _is_tree(first) else first
+
+    @property
+    def _sorted(self) -> Tensor:
+        return torch.tensor(self.places).argsort()
+
+    def _joined(self, parts: Sequence[Tensor], lists: int) -> Tensor:
+        whole = torch.cat(list(parts))
+        times, rest = divmod(len(whole), len(self.places))
+        if rest or any(len(part) != times * size for part, size in zip(parts, self.sizes)):
+            return whole
+        places = torch.tensor(self.places, device=whole.device)
+        if lists > 1 and times == lists:  # one list's rows, then the next one's
+            return torch.cat([torch.cat(chunks)[places] for chunks in zip(*(part.chunk(lists) for part in parts))])
+        return whole.unflatten(0, (-1, times))[places].flatten(0, 1) if times else whole
 
 
-def joined_outputs(parts: Sequence[Any]) -> Any:
-    """Returns the outputs of a model that was called for each rank's rows: scalars are averaged."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(parts)) if first.dim() else torch.stack(list(parts)).mean()
-    return _mapped(first, parts, joined_outputs) if _is_tree(first) else first
+def order_of_rows(rows: Sequence[str], ranks: Sequence[Sequence[str]]) -> RowOrder | None:
+    """Returns which row of the ranks each row of one process is, by their digests; None where they have others."""
+    sizes, recorded = [len(of_rank) for of_rank in ranks], [row for of_rank in ranks for row in of_rank]
+    for places in _usual_orders(sizes):
+        if [recorded[place] for place in places] == list(rows):
+            return RowOrder(sizes, places)
+    if Counter(recorded) != Counter(rows):
+        return None
+    left: dict[str, list[int]] = {}
+    for place, row in reversed([*enumerate(recorded)]):
+        left.setdefault(row, []).append(place)
+    return RowOrder(sizes, [left[row].pop() for row in rows])
+
+
+def order_of_values(inputs: Any, ranks: Sequence[Any], near: float) -> RowOrder | None:
+    """Returns the same by the values of the rows, which may differ by so much of the largest one's size."""
+    of_ranks = [row_values(of_rank) for of_rank in ranks]
+    values, recorded = row_values(inputs), torch.cat(of_ranks) if len({of.shape[1] for of in of_ranks}) == 1 else None
+    if recorded is None or values.shape != recorded.shape or not len(values):
+        return None
+    sizes, bound = [len(of_rank) for of_rank in of_ranks], near * float(recorded.norm(dim=1).max())
+    for places in _usual_orders(sizes):
+        if float((values - recorded[places]).norm(dim=1).max()) <= bound:
+            return RowOrder(sizes, places)
+    if len(values) > MOST_ROWS:
+        return None
+    distances, nearest = torch.cdist(values, recorded).min(1)
+    is_order = len({*nearest.tolist()}) == len(values) and float(distances.max()) <= bound
+    return RowOrder(sizes, nearest.tolist()) if is_order else None
+
+
+def row_values(data: Any) -> Tensor:
+    """Returns a line of numbers for each row of a model's inputs, of at most COLUMNS of each tensor."""
+    leaves = [leaf.detach().cpu() for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
+    leaves = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in leaves if len(leaf) == len(leaves[0])]
+    columns = [leaf[:, :: leaf.shape[1] // COLUMNS + 1].double() for leaf in leaves]
+    return torch.cat(columns, 1) if columns else torch.empty(0, 0)
+
+
+def lists_of_rows(data: Any, rows: int) -> int:
+    """Returns how many tensors of so many rows stand beside each other in a list or tuple of inputs, as crops do."""
+    if isinstance(data, list | tuple):
+        here = sum(isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows for value in data)
+        return max([here, *(lists_of_rows(value, rows) for value in data if not isinstance(value, Tensor))], default=0)
+    return 0
+
+
+def _usual_orders(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yields the orders in which one process has the ranks' rows where it joins what it has read: rank after rank, or,
+    of several tensors that are joined (views, crops), one after the other."""
+    starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+    for count in range(1, MOST_TENSORS + 1):
+        if not any(size % count for size in sizes):
+            lengths = [size // count for size in sizes]
+            yield [
+                start + number * length + place
+                for number in range(count)
+                for start, length in zip(starts, lengths)
+                for place in range(length)
+            ]
 
 
 def holds_loss(data: Any) -> bool:
@@ -136,14 +228,14 @@ def _sequence(like: Any, values: list[Any]) -> Any:
 
 
 class Outputs:
-    """Knows the tensors that models have returned, and what shares their memory, as detach() does."""
+    """Knows the tensors that models or loaders have returned, and what shares their memory, as detach() does."""
 
     def __init__(self) -> None:
         self._known: set[StorageWeakRef] = set()
 
     def add(self, output: Any) -> None:
-        """Takes note of what a model has returned; forgets what is no longer there."""
-        new = {StorageWeakRef(leaf.untyped_storage()) for leaf in _tensors(output)}
+        """Takes note of what was returned; forgets what is no longer there."""
+        new = {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves_of(output) if isinstance(leaf, Tensor)}
         self._known = {storage for storage in self._known if not storage.expired()} | new
 
     def are_used_in(self, inputs: Any) -> bool:
@@ -152,6 +244,11 @@ class Outputs:
             tensor.requires_grad or StorageWeakRef(tensor.untyped_storage()) in self._known
             for tensor in _tensors(inputs)
         )
+
+    def are_all_of(self, inputs: Any) -> bool:
+        """Whether all tensors of a model's inputs are these, or share their memory."""
+        tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
+        return bool(tensors) and all(StorageWeakRef(tensor.untyped_storage()) in self._known for tensor in tensors)
 
 
 def _tensors(data: Any) -> list[Tensor]:

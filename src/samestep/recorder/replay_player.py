@@ -15,7 +15,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from samestep.message import Message, message
 from samestep.rank.shards import block_of
-from samestep.recorder.batches import CannotJoin, is_joined, joined, joined_outputs, moved_like, split
+from samestep.recorder.batches import (
+    CannotJoin,
+    RowOrder,
+    is_joined,
+    joined,
+    lists_of_rows,
+    moved_like,
+    order_of_rows,
+    order_of_values,
+)
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
@@ -24,6 +33,7 @@ from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.records.arrays import read_arrays
 from samestep.records.script import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
 
+NEAR_ROWS = 1e-4, 1e-2  # how near rows that are computed of a batch are to the ranks', at the first step and later
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
 
 
@@ -180,50 +190,61 @@ class ReplayPlayer:
             self.stop(message("more_forwards_in_one_process"), needs_turns=self._may_need_turns)
         ranks = [self._ranks[rank]] if self._plan.in_turn else self._ranks
         forwards = [data.forwards[place] for data in ranks]
-        args, kwargs = self._fed(forwards, args, kwargs)
+        args, kwargs, order = self._fed(forwards, args, kwargs)
         self._inside = True
         try:
             if self._by_rank:
-                return self._call_by_rank(call, module, args, kwargs, forwards)
+                return self._call_by_rank(call, module, args, kwargs, forwards=forwards, order=order)
             set_random_states(forwards[0].random_states)
             return call(*args, **kwargs)
         finally:
             self._inside = False
 
-    def _fed(self, forwards: list[Forward], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _fed(self, forwards: list[Forward], args: Any, kwargs: Any) -> tuple[Any, Any, RowOrder]:
         """Returns the inputs of a forward: those of the ranks, which the script has from its loader, makes itself, or
-        is given here. Ends the replay where it has others."""
-        first = forwards[0]
+        is given here; and which rows of the ranks they are. Ends the replay where it has others."""
+        first, sizes = forwards[0], [len(forward.rows) for forward in forwards]
+        order = RowOrder(sizes, [*range(sum(sizes))])
         if self._makes:
             # Where it has drawn other random numbers than a rank, its targets may be others, too.
             same_states = _are_equal(random_states(), first.random_states)
             if not same_states or not is_joined((args, kwargs), [forward.inputs for forward in forwards]):
                 self.stop(message("makes_other_batches"), needs_turns=self._may_need_turns)
         elif not self._from_loader:
-            inputs: tuple[Any, Any] = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
-            return inputs
+            args, kwargs = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
         else:
-            rows, recorded = rows_of((args, kwargs)), [row for forward in forwards for row in forward.rows]
-            if len(rows) != len(recorded) or (rows != recorded and not first.computed):
+            rows, given = rows_of((args, kwargs)), [forward.inputs for forward in forwards]
+            near, known = NEAR_ROWS[bool(self._recorder.steps)], order_of_rows(rows, [f.rows for f in forwards])
+            if known is None and all(inputs is not None for inputs in given):
+                known = order_of_values((args, kwargs), given, near)
+            if known is None and (len(rows) != sum(sizes) or not first.computed):
                 self.stop(message("replay_reads_other_rows"))
-        return args, kwargs
+            order = known or order
+        return args, kwargs, order
 
     def _call_by_rank(
-        self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any, forwards: list[Forward]
+        self,
+        call: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        *,
+        forwards: list[Forward],
+        order: RowOrder,
     ) -> Any:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
         if hasattr(module, "_orig_mod"):
             self.stop(message("compiled_model_not_played_by_rank"))
         inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
-        sizes = [len(recorded.rows) for recorded in forwards]
+        lists = lists_of_rows(args, sum(order.sizes))
 
         def by_rank(*args: Any, **kwargs: Any) -> Any:
             outputs = []
             for rank, recorded in enumerate(forwards):
                 set_random_states(recorded.random_states)
-                outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
-            return joined_outputs(outputs)
+                outputs.append(forward(*order.rows_of_rank(args, rank), **order.rows_of_rank(kwargs, rank)))
+            return order.joined_outputs(outputs, lists)
 
         inner.__dict__["forward"] = by_rank  # Fabric's wrapper would hand an attribute on
         try:

@@ -31,9 +31,9 @@ MOMENTA = ("momentum", "betas")
 
 @dataclass
 class Forward:
-    """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where no loader
-    was read before it. loss: whether its output holds one. computed: whether its inputs come of another model's output,
-    so that one process has them only up to rounding."""
+    """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where they are
+    not the tensors of a loader's batch. loss: whether its output holds one. computed: whether its inputs come of
+    another model's output, so that one process has them only up to rounding."""
 
     rows: list[str]
     random_states: list[Tensor]
@@ -82,7 +82,7 @@ class ReplaySaver:
         self._randomness = ""  # after the latest batch, forward or draw
         self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
         self._inside = False  # of a model's forward, or of a loader
-        self._outputs = Outputs()
+        self._outputs, self._read_tensors = Outputs(), Outputs()
         self._micro_batch = (-1, -1)  # (step, number) of the latest forward
 
     def attach(self) -> None:
@@ -124,6 +124,7 @@ class ReplaySaver:
         finally:
             self._inside, self._randomness = outside, randomness()
         self._keep(iterator._samestep, data)
+        self._read_tensors.add(data)
         self._drawn, self._unknown = Drawn(after_read=True), False
         return data
 
@@ -158,7 +159,6 @@ class ReplaySaver:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         parameters = self._recorder.parameters.by_name
-        has_loader = self._recorder.loaders.latest is not None
         self._end_draws()
         self.data.batch_norm |= any(map(_is_batch_norm, module.modules()))
         self.data.why_not = self.data.why_not or self._why_not()
@@ -171,7 +171,7 @@ class ReplaySaver:
             Forward(
                 rows=rows_of(given),
                 random_states=random_states(),
-                inputs=None if has_loader else self._copied(given),
+                inputs=None if self._read_tensors.are_all_of(given) else self._copied(given),
                 computed=self._outputs.are_used_in(given),
             )
         )
