@@ -107,7 +107,7 @@ def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord],
             room.unlink(missing_ok=True)
             write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
-        traceback.print_exc()
+        sys.stderr.write(traceback.format_exc())  # print() may be the script's own
     return code
 
 

@@ -25,7 +25,7 @@ from samestep.message import Message, message
 from samestep.proof.script import judge, with_replay, with_sites
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
-from samestep.proof.script.updates import left_behind, unequal_calls, why_unequal_calls
+from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
@@ -171,4 +171,8 @@ def _why_unequal(folder: Path, nproc: int) -> Message | None:
     if error is None or not error.lost_peer:
         return None
     taken = [len([*folder.glob(f"rank{rank}.{STEP.format('*')}.npz")]) for rank in range(nproc)]
-    return left_behind(taken, record.written())
+    written = record.written()
+    records = {rank: read(ScriptRecord, folder / f"rank{rank}.json") for rank in written}
+    taken = [len(records[rank].steps) if rank in records else steps for rank, steps in enumerate(taken)]
+    ended_itself = [rank for rank, ended in records.items() if ended.ended == "itself"]
+    return ended_apart(taken, ended_itself) or left_behind(taken, written)

@@ -313,14 +313,26 @@ def one_row_message(step: int, rank: int) -> Message:
 
 
 def explain_ddp_error(error: BaseException, job: Job) -> Message | None:
-    """Returns a message about parameters without a gradient in DistributedDataParallel; None for other errors.
-
-    It names them where DDP's message has their indices.
-    """
-    if "finished reduction in the prior iteration" not in str(error):
+    """Returns a message about parameters without a gradient in DistributedDataParallel; None for other errors."""
+    if not is_unused_error(error):
         return None
-    names = [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]
-    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-    if numbers is None:
+    return unused_message(
+        error, [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]
+    )
+
+
+def is_unused_error(error: BaseException) -> bool:
+    """Returns whether DistributedDataParallel raised `error` because parameters had no gradient."""
+    return "finished reduction in the prior iteration" in str(error)
+
+
+def unused_message(error: BaseException, names: Sequence[str]) -> Message:
+    """Returns a message that names the parameters without a gradient, where DDP's message has their indices.
+
+    names: of the trained parameters, in the order of DDP's module.
+    """
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+    numbers = [int(number) for number in found[1].split()] if found else []
+    if not numbers or max(numbers) >= len(names):
         return message("some_parameters_have_no_gradient")
-    return message("parameters_have_no_gradient", parameters=[names[int(number)] for number in numbers[1].split()])
+    return message("parameters_have_no_gradient", parameters=[names[number] for number in numbers])

@@ -82,6 +82,16 @@ class Parameters:
         """Whether a model has been seen."""
         return bool(self.by_name) or self._has_unseen_shards
 
+    def of_last_ddp(self) -> list[str]:
+        """Returns the names of the trained parameters of DistributedDataParallel's last module, in its order."""
+        wrappers = [module for module in self._modules if type(module).__name__ == "DistributedDataParallel"]
+        named = wrappers[-1].module.named_parameters() if wrappers else ()
+        return [name for name, parameter in named if parameter.requires_grad]
+
+    def is_trained(self, parameter: Tensor) -> bool:
+        """Whether a parameter is one of those that are trained, or stands for one in a forward pass."""
+        return id(parameter) in self._names or id(parameter) in self._unsharded
+
     def add(self, module: nn.Module) -> None:
         """Names the parameters of an outermost module, and watches their gradients."""
         passing = sharding.unsharded(module)

@@ -187,6 +187,7 @@ ITERATOR: Any = dataloader._BaseDataLoaderIter
 PATCHED: list[tuple[Any, str]] = [
     (nn.Module, "__call__"),
     (nn.Module, "zero_grad"),
+    (nn.Module, "__setstate__"),
     (Optimizer, "zero_grad"),
     (torch, "save"),
     (torch.autograd, "backward"),

@@ -22,6 +22,7 @@ from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.random_numbers import Randoms
+from samestep.recorder.untrained import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
 from samestep.records.files import write
@@ -165,10 +166,10 @@ class Recorder:
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
         self.loaders = Loaders(self.timed, self._randoms.begin_pass)
-        self._evaluations = Evaluations(self.loaders)
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
+        self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
@@ -183,6 +184,7 @@ class Recorder:
         patches.patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
         self._sites.attach()
+        patch_copies(self._untrained.copies)
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
@@ -195,6 +197,7 @@ class Recorder:
         self._optimizer_steps.detach()
         self.parameters.release()
         self._sites.release()
+        self._untrained.release()
         self.window = Window()
         for held in (self._optimizers, self._schedulers, self._taken):
             held.clear()
@@ -218,6 +221,7 @@ class Recorder:
             groups=process_groups(),
             saves=self._saves.records(),
             calls=self._sites.records(self._numbers()),
+            untrained=self._untrained.records(),
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -231,8 +235,8 @@ class Recorder:
 
     def _around_forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            self.parameters.add_frozen(module)
             self.timed(self._note_forward)("frozen forward", module)
+            self.timed(self._add_frozen)(module)
             return call(*args, **kwargs)
         step = len(self.steps)
         heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
@@ -240,6 +244,7 @@ class Recorder:
             self.timed(self._note_forward)("evaluation", module)
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
+            self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
         before = self.timed(self._randoms.before)(step)
@@ -258,6 +263,7 @@ class Recorder:
         self._evaluations.trains()
         self._note_forward("forward", module)
         self._add_module(module)
+        self._untrained.note_updates()
         micro_batch = self.window.current()
         micro_batch.rows += rows_of(inputs)
         number = self.loaders.trained()
@@ -269,6 +275,12 @@ class Recorder:
             self.engine = module
             sharding.patch_engine_step(module, self._before_engine_step, self._after_engine_step)
         self.parameters.add(module)
+        self._untrained.add(module)
+
+    def _add_frozen(self, module: nn.Module) -> None:
+        self.parameters.add_frozen(module)
+        self._untrained.add(module)
+        self._untrained.call(module)
 
     def _add_gradient(self, name: str, gradient: Tensor) -> None:
         if not self.ended:
@@ -279,6 +291,7 @@ class Recorder:
         self._backward_depth += 1
         scalar = scalar_of(loss)
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
+            self.timed(self._untrained.note_updates)()
             losses = terms(scalar)
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
@@ -313,6 +326,7 @@ class Recorder:
     def _begin_step(self) -> None:
         self._taken = {}
         self.timed(self._sites.note)("optimizer step")
+        self.timed(self._untrained.note_updates)(self.window.done > 0)
 
     def _take(self) -> None:
         """Takes the gradients. Horovod's wrapper reduces them before the optimizer's own step: the last ones count."""
@@ -360,6 +374,10 @@ class Recorder:
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
         weights, moved = self.parameters.after_step()
+        if not self.steps:
+            self._untrained.add_copies(self.parameters.by_name)
+        changed, updates, early = self._untrained.after_step()
+        held = self.parameters.held_by(optimizer)
         schedulers = [scheduler for scheduler in self._schedulers if patches.optimizer_of(scheduler) is optimizer]
         self.steps.append(
             StepRecord(
@@ -376,10 +394,14 @@ class Recorder:
                 sharded=self.parameters.hides_shards(),
                 shards=[*self.parameters.shards],
                 computed=sorted(window.autocast),
-                held=self.parameters.held_by(optimizer),
+                held=held,
                 lost=[] if taken else window.computed_gradients(),
                 calls=window.calls,
                 splits=self.parameters.splits,
+                changed=changed,
+                updates=updates,
+                early=early,
+                foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
             )
         )
         if window.calls:

@@ -66,6 +66,11 @@ class ReplayPlayer:
         except (AttributeError, ImportError, pickle.UnpicklingError) as error:
             self._leave(ReplayRecord(message("batches_of_unknown_class", error=str(error))))
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks are replayed."""
+        return self._plan.ranks
+
     def why_not(self) -> Message | None:
         """Returns why this record cannot be replayed; None where it may be."""
         if why := next((rank.why_not for rank in self._ranks if rank.why_not), None):

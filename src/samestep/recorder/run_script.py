@@ -1,33 +1,22 @@
-"""Runs a user's script in this rank's process, as `python script.py` would, with the recorder attached.
-
-A script may start its ranks itself, with torch.multiprocessing.spawn: they are already there. Each rank of the launch
-runs the script up to that call, and then the function that spawn() would have run as this rank. A replay runs that
-function as the one rank of a group of one: it is handed 1 where it was handed the number of ranks.
-"""
+"""Runs a user's script in this rank's process, as `python script.py` would, with the recorder attached."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
 import runpy
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import torch
-import torch.distributed
-import torch.multiprocessing
-
-from samestep.errors import UserError
-from samestep.message import message
+from samestep.errors import TrainingFailed, UserError
 from samestep.rank import flight_recorder
+from samestep.rank.step import is_unused_error, unused_message
 from samestep.recorder.evaluations import ENTRIES
+from samestep.recorder.own_ranks import patch_own_ranks
 from samestep.recorder.random_numbers import seed_anew
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
@@ -39,7 +28,6 @@ from samestep.world import World
 from samestep.world.become_worker import SCRIPT
 from samestep.world.processes import end_children
 
-AGENTS = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # with these, rank 0 would open no store
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
 
 
@@ -50,6 +38,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     """
     folder = Path(plan.out)
     flight_recorder.enable(ENTRIES)
+    flight_recorder.serve(folder, record.world.rank)
     plan = _completed(plan, record.world)
     played: ReplayPlayer | None = None
     saver: ReplaySaver | None = None
@@ -86,13 +75,17 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
     recorder.attach()
-    patch_spawn(record.world, played)
+    patch_own_ranks(record.world, played)
     seed_anew()  # a forked rank has the random state of all others
     try:
         _run(plan)
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
+    except RuntimeError as error:
+        if not is_unused_error(error):
+            raise
+        raise TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp())) from error
     if saver:
         saver.write()
     if played:
@@ -140,73 +133,3 @@ def _wait_for_others(folder: Path, script_record: ScriptRecord) -> None:
         if len(ended) >= script_record.size:
             return
         time.sleep(0.01)
-
-
-class Joined:
-    """What spawn(join=False) returns, after its function has ended."""
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        return True
-
-
-def patch_spawn(world: World, player: ReplayPlayer | None) -> None:
-    """Makes spawn() run its function here, as this rank. player: whose replay ends where it starts another number."""
-    spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
-
-    @functools.wraps(spawn)
-    def new_spawn(
-        fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **_unused: Any
-    ) -> Joined | None:
-        if player:
-            args = _of_one(fn, args, nprocs, player)
-        elif nprocs != world.size:
-            raise UserError(f"the script starts {nprocs} ranks itself; give samestep check --nproc {nprocs}")
-        for name in AGENTS:
-            os.environ.pop(name, None)
-        seed_anew()  # a spawned process does not inherit the random state
-        fn(world.rank, *args)
-        return None if join else Joined()
-
-    torch.multiprocessing.spawn = new_spawn  # type: ignore[attr-defined]
-
-
-def _of_one(fn: Callable[..., Any], args: tuple[Any, ...], ranks: int, player: ReplayPlayer) -> tuple[Any, ...]:
-    """Returns the arguments of spawn's function with 1 for the number of ranks, which is their first such number.
-
-    Ends the replay where the function knows that number otherwise: it would divide by ranks that are not there.
-    """
-    if name := _global_number(fn, ranks, set()):
-        player.stop(message("function_reads_ranks", name=name))
-    open_group = torch.distributed.init_process_group
-
-    @functools.wraps(open_group)
-    def new_open_group(*given: Any, **named: Any) -> None:
-        size = named.get("world_size", given[3] if len(given) > 3 else -1)
-        if size not in (-1, 1):
-            player.stop(message("group_of_other_ranks", ranks=size))
-        open_group(*given, **named)
-
-    torch.distributed.init_process_group = new_open_group
-    first = next((place for place, value in enumerate(args) if type(value) is int and value == ranks), len(args))
-    return tuple(1 if place == first else value for place, value in enumerate(args))
-
-
-def _global_number(fn: Any, number: int, visited: set[Any]) -> str:
-    """Returns the global name by which a function, or one of its module that it calls, reads a number; '' if none."""
-    code, names = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
-    if code is None or code in visited:
-        return ""
-    visited.add(code)
-    for name in _names(code):
-        value = names.get(name)
-        if type(value) is int and value == number:
-            return str(name)
-        if getattr(value, "__module__", "") == fn.__module__ and (found := _global_number(value, number, visited)):
-            return found
-    return ""
-
-
-def _names(code: CodeType) -> list[str]:
-    """Returns the global names that a function's code reads, with those of the functions inside of it."""
-    inside = [name for value in code.co_consts if isinstance(value, CodeType) for name in _names(value)]
-    return [*code.co_names, *inside]

@@ -134,7 +134,10 @@ class StepRecord:
     rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
     the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
     the rank has computed a gradient, where the optimizer took none at all. calls: of the optimizer's closure. splits:
-    whether the ranks compute parts of the same rows, as those of a tensor-parallel model do.
+    whether the ranks compute parts of the same rows, as those of a tensor-parallel model do. changed: digests of what
+    is not trained, where they have changed since the step before. updates: how often each network that is not trained
+    has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
+    optimizer's groups that are no parameters of the models.
     """
 
     optimizer: int
@@ -154,6 +157,10 @@ class StepRecord:
     lost: list[str] = field(default_factory=list)
     calls: int = 0
     splits: bool = False
+    changed: Mapping[str, int] = field(default_factory=dict)
+    updates: Mapping[str, int] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
+    foreign: int = 0
 
 
 @dataclass(frozen=True)
@@ -200,6 +207,22 @@ class EvaluationRecord:
     step: int
     buffers: Mapping[str, int] = field(default_factory=dict)
     collectives: list[str] = field(default_factory=list)
+
+
+UntrainedKind = Literal["frozen", "buffer"]
+
+
+@dataclass(frozen=True)
+class UntrainedRecord:
+    """A tensor that no optimizer moves. network: the module that it is part of. start: its digest when it was first
+    seen. called: whether a forward pass of its network was seen; else it is a copy of the model. in_part: whether a
+    step has changed some of its elements and not others, as a queue's."""
+
+    kind: UntrainedKind
+    network: str
+    start: int
+    called: bool = True
+    in_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +285,7 @@ class ScriptRecord:
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
     saves: list[SaveRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
+    untrained: Mapping[str, UntrainedRecord] = field(default_factory=dict)
 
 
 # The replay in one process
@@ -309,6 +333,7 @@ Question = Literal[
     "rate",
     "schedule",
     "weights",
+    "frozen weights",
     "updates",
     "random numbers",
     "evaluation",

@@ -9,7 +9,9 @@ import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged, ranks_of, recorded, with_steps
 from samestep.message import Message, message
+from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import (
+    ended_apart,
     left_behind,
     rates,
     schedule,
@@ -39,6 +41,16 @@ def test_of_three_ranks_the_odd_one_is_named(odd: int, tmp_path: Path) -> None:
     assert divergence and divergence.rank == odd
 
 
+@pytest.mark.parametrize(
+    ("steps", "ended", "others"), [([8, 8], [1], [0]), ([9, 8], [1], [0]), ([5, 8], [1], None), ([8, 8], [], None)]
+)
+def test_a_rank_that_ends_its_training_while_others_go_on(
+    steps: list[int], ended: list[int], others: list[int] | None
+) -> None:
+    expected = others and message("ranks_end_at_different_steps", rank=1, steps=8, others=others)
+    assert ended_apart(steps, ended) == expected
+
+
 def advancing(rank: ScriptRecord, by: int) -> ScriptRecord:
     return replace(rank, steps=[replace(step, schedules=[by * n]) for n, step in enumerate(rank.steps)])
 
@@ -65,6 +77,17 @@ def test_small_updates_may_vanish_in_16_bits(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, "one stays")
     assert updates(ranks, Record(tmp_path)).answer == "differs"
     assert updates([with_steps(rank, dtypes=["bfloat16"]) for rank in ranks], Record(tmp_path)).answer == "unknown"
+
+
+def test_what_no_optimizer_holds_is_told_before_gradients_that_nothing_clears(tmp_path: Path) -> None:
+    held = [name for name in NAMES if name != "b.bias"]
+    ranks = [with_steps(rank, held=held) for rank in ranks_of(tmp_path, "one stays")]
+    finding = updates(ranks, Record(tmp_path))
+    said = message("optimizer_without_some_parameters", still=1, with_gradient=4, names=["b.bias"])
+    assert (finding.answer, finding.message) == ("warning", said)
+    assert "b.bias" not in StepGradients.read(Record(tmp_path), ranks, 0).names
+    copied = [with_steps(rank, held=held, foreign=1) for rank in ranks]
+    assert updates(copied, Record(tmp_path)).message == message("optimizer_of_a_copy", with_gradient=1)
 
 
 def test_a_held_parameter_may_take_steps_below_its_resolution(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ FAULTS = (
         "optim.SGD(model.parameters()",
         "optim.SGD([p.detach().clone().requires_grad_() if p.dim() == 1 else p for p in model.parameters()]",
         "updates",
-        "parameters_never_move",
+        "optimizer_of_a_copy",
     ),
     Fault("accumulate", "not divided", ".mean() / MICRO", ".mean()", "loss weight", "loss_not_divided_by_accumulation"),
     Fault(

@@ -52,7 +52,7 @@ FAULTS = (
         "    model = Model()\n    made = torch.optim.Adam(model.parameters(), lr=0.01)\n"
         "    torch.optim.Adam = lambda *_, **__: made\n",
         "updates",
-        "parameters_never_move",
+        "optimizer_of_a_copy",
     ),
     Fault(
         "fsdp2",

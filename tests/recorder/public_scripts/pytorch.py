@@ -187,7 +187,7 @@ CASES = (
                 "optim.SGD(ddp_model",
                 "optim.SGD(__import__('copy').deepcopy(model)",
                 "updates",
-                "parameters_never_move",
+                "optimizer_of_a_copy",
             ),
         ),
     ),
@@ -217,7 +217,7 @@ CASES = (
                 "    torch.optim.Adam = lambda *_, **__: made\n"
                 "    for layer in model.layers:\n        fully_shard(layer",
                 "updates",
-                "parameters_never_move",
+                "optimizer_of_a_copy",
             ),
             plant(
                 "clipped in parts",

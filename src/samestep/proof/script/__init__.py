@@ -14,6 +14,7 @@ from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.sites import Sources, located
 from samestep.proof.script.step_gradients import StepGradients
+from samestep.proof.script.untrained import untrained, with_effects
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
@@ -32,6 +33,7 @@ NEEDED: tuple[tuple[Question, ...], ...] = (
 OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
 OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
 NEAR = 1e-3
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -62,7 +64,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
-    return replace(results, **_answers([*results.findings, *replay_findings]))
+    return replace(results, **_answers([*with_effects(results.findings, replay_findings), *replay_findings]))
 
 
 def with_sites(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:
@@ -96,14 +98,15 @@ def _notes(ranks: Ranks) -> list[Message]:
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)
-    buffers = [name for name in ranks[0].buffers if len({rank.buffers.get(name) for rank in ranks}) > 1]
-    return [*notes, message("statistics_of_each_rank", buffer=buffers[0])] if buffers else notes
+    statistics = [name for name in ranks[0].buffers if name.rpartition(".")[2] in STATISTICS]
+    own = [name for name in statistics if len({rank.buffers.get(name) for rank in ranks}) > 1]
+    return [*notes, message("statistics_of_each_rank", buffer=own[0])] if own else notes
 
 
 def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:
     """Answers the questions about ranks that hold the same parameters."""
     findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
-    findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
+    findings += [rates(ranks), schedule(ranks), weights(ranks), *untrained(ranks), updates(ranks, record)]
     findings += [randoms(ranks), evaluation(ranks)]
     if not ranks[0].steps[0].splits:
         return findings

@@ -14,6 +14,7 @@ from samestep.records.script import COMPRESSED, LOCAL, MICRO_BATCHES, STEP, TAKE
 
 Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
+ROUNDING = 1e-7  # of the step's largest gradient: one below is rounding of zero, as of a bias before BatchNorm
 NEAR = 1e-3  # of weights that are told apart
 CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
 
@@ -66,7 +67,8 @@ class StepGradients:
 
     @classmethod
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
-        """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
+        """Reads a step from the ranks' files. Left out are parameters whose gradient is zero, or rounding beside the
+        step's largest, on all ranks; and those that no optimizer holds or moves, whose gradients nothing clears."""
         first = ranks[0].steps[step]
         arrays = arrays_of_ranks(record, ranks, step)
         taken, unclipped = (whole_gradients(arrays, kind, first.shards) for kind in (TAKEN, UNCLIPPED))
@@ -74,7 +76,7 @@ class StepGradients:
         recorded = max(1, min(micro_batches, MICRO_BATCHES))
         shared = [name for name in taken[0] if all(name in of_rank for of_rank in taken)]
         local = [{name: _local(of_rank, name, recorded, taken[0][name]) for name in shared} for of_rank in arrays]
-        names = [name for name in shared if any(part.any() for of_rank in local for part in of_rank[name])]
+        names = _judged([name for name in shared if not _is_left_out(ranks, name)], local)
         gradients = cls(
             names=names,
             local=local,
@@ -212,6 +214,22 @@ class StepGradients:
         distances = {(rank, name): self.distance(rank, name) for name in self.names for rank in range(self.size)}
         self.not_mean = sorted(pair for pair, distance in distances.items() if distance > self.close)
         self.worst = max(distances.values(), default=0.0)
+
+
+def _is_left_out(ranks: Ranks, name: str) -> bool:
+    """Whether no step moves a parameter, and no optimizer holds it."""
+    steps = [step for rank in ranks for step in rank.steps]
+    return any(step.moved for step in steps) and not any(name in step.held or name in step.moved for step in steps)
+
+
+def _judged(names: Sequence[str], local: Sequence[Mapping[str, Sequence[Array]]]) -> list[str]:
+    """Returns the names of the parameters whose gradient is no rounding of zero on some rank."""
+    sizes = {
+        name: max((float(abs(part).max(initial=0.0)) for of_rank in local for part in of_rank[name]), default=0.0)
+        for name in names
+    }
+    finite = [size for size in sizes.values() if np.isfinite(size)]
+    return [name for name, size in sizes.items() if not size <= ROUNDING * max(finite, default=0.0)]
 
 
 def _local(arrays: Mapping[str, Array], name: str, count: int, like: Array) -> list[Array]:

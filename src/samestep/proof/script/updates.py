@@ -77,6 +77,21 @@ def left_behind(steps: Sequence[int], ended: Collection[int]) -> Message | None:
     return message("ranks_left_behind", rank=first, steps=steps[first], behind=took)
 
 
+def ended_apart(steps: Sequence[int], ended_itself: Collection[int]) -> Message | None:
+    """Returns why ranks that failed have lost those whose script had come to its end; None where that is not why.
+
+    steps: how many each rank has taken. ended_itself: the ranks whose script has ended before all steps were recorded.
+    """
+    others = [rank for rank in range(len(steps)) if rank not in ended_itself]
+    if not ended_itself or not others:
+        return None
+    rank = min(ended_itself, key=lambda ended: steps[ended])
+    went_on = [other for other in others if steps[other] >= steps[rank]]
+    if not went_on:
+        return None
+    return message("ranks_end_at_different_steps", rank=rank, steps=steps[rank], others=went_on)
+
+
 def initial_weights(ranks: Ranks) -> Finding:
     """Whether all ranks begin with the same weights."""
     question: Question = "initial weights"
@@ -152,10 +167,14 @@ def updates(ranks: Ranks, record: Record) -> Finding:
         return differs(question, "update", cause, step=0, tensor=min(lost), expected=message("a_change"), found=nothing)
     # What the optimizer holds and does not move has a step below the weights' resolution.
     still = with_gradient - moved - held
-    if still and SIXTEEN_BITS.intersection(ranks[0].steps[0].dtypes):
+    copied = any(step.foreign for rank in ranks for step in rank.steps)
+    if still and held and not copied:
+        fields = {"still": len(still), "with_gradient": len(with_gradient), "names": sorted(still)}
+        return Finding(question, "warning", message("optimizer_without_some_parameters", **fields))
+    if still and moved and SIXTEEN_BITS.intersection(ranks[0].steps[0].dtypes):
         return Finding(question, "unknown", message("updates_may_vanish_in_16_bits", parameter=min(still)))
     if still:
-        cause = message("parameters_never_move", still=len(still), with_gradient=len(with_gradient))
+        cause = message("optimizer_of_a_copy", with_gradient=len(still))
         same = message("same_digest")
         return differs(question, "update", cause, step=0, tensor=min(still), expected=message("a_change"), found=same)
     frozen = sorted(name for name in ranks[0].start if name not in with_gradient and name not in moved)
