@@ -140,6 +140,12 @@ def parameter(context: Context) -> list[CallSite]:
     return _sites(sorted(made, key=lambda record: -len(record.name)))[:2]
 
 
+def buffer(context: Context) -> list[CallSite]:
+    """Returns the lines that change the buffer of a finding."""
+    name = str(context.finding.message.fields.get("buffer", "")).rpartition(".")[2]
+    return written(lambda source: source.changes_of(name))(context) if name else []
+
+
 def epochs(context: Context) -> list[CallSite]:
     """Returns the loop over epochs, in which set_epoch is to be called."""
     return around(called("iteration"))(context)[:1]
@@ -202,6 +208,9 @@ LINES: Mapping[str, Sequence[Place]] = {
         called("optimizer"),
     ),
     "weights_end_elsewhere": (flowing(DECAY_WRITES), flowing(called("optimizer")), STEP),
+    "queue_not_gathered": (buffer,),
+    "buffer_of_own_rows": (buffer,),
+    "buffer_begins_apart": (buffer, SEEDS),
     "collectives_in_another_order": (around(called("collective")), *PARTING),
 }
 QUESTIONS: Mapping[Question, Sequence[Place]] = {
@@ -215,6 +224,7 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "rate": (*RATES, RATE_WRITES, called("scheduler step"), called("scheduler"), called("optimizer")),
     "schedule": (called("scheduler step"), RATE_WRITES, called("scheduler")),
     "weights": (*AVERAGES, STEP),
+    "frozen weights": AVERAGES,
     "updates": (called("optimizer"), written(Source.groups), parameter),
     "random numbers": (SEEDS,),
     "evaluation": EVALUATION,

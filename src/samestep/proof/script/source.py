@@ -153,6 +153,21 @@ class Source:
 
         return self._lines_where(changes)
 
+    def changes_of(self, attribute: str) -> list[int]:
+        """Returns the lines that change a tensor which an object holds under a name, as `self.queue[:, a:b] = …`."""
+
+        def changes(node: ast.AST) -> bool:
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                held = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
+                return any(isinstance(target, ast.Attribute) and target.attr == attribute for target in held)
+            in_place = (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[-1:] == "_"
+            )
+            return in_place and f".{attribute}" in ast.unparse(node.func.value)  # type: ignore[attr-defined]
+
+        return self._lines_where(changes)
+
     def seeds(self) -> list[int]:
         """Returns the lines that seed a random generator, or compute a seed."""
 
