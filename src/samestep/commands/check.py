@@ -15,6 +15,7 @@ from pathlib import Path
 from samestep import launch
 from samestep.commands.check_replay import replay
 from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
+from samestep.commands.fix import try_patches
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
 from samestep.commands.user_sources import read_sources
@@ -78,7 +79,18 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
             results = with_replay(results, findings)
     finally:
         fork_client.close()
-    results = with_english(with_sites(results, ranks, read_sources(files_of(ranks))))
+    results = with_sites(results, ranks, read_sources(files_of(ranks)), Path.cwd())
+    if options.fix:
+        here = Path.cwd()
+
+        def again(copy: Path, out: Path) -> CheckResults:
+            moved = [
+                str(copy / Path(word).relative_to(here)) if Path(word).is_relative_to(here) else word for word in words
+            ]
+            return check(replace(options, out=out, fix=False), moved)
+
+        results = replace(results, fixes=try_patches(results, ranks, plan, again))
+    results = with_english(results)
     write(folder / RESULTS, results)
     return results
 

@@ -286,8 +286,8 @@ CHECK_LAUNCHERS = ("torchrun", "fork")
 class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
     ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
-    part that a proof needs could not be judged. module: whether the script is a module's name. out, deadline_s,
-    stall_s: as of the other commands."""
+    part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
+    module's name. out, deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
@@ -296,6 +296,10 @@ class CheckOptions(Options):
     ] = True
     allow_unknown: Annotated[
         bool, Option("--allow-unknown", help="Exit with 0, not 3, if only a part that a proof needs cannot be judged.")
+    ] = False
+    fix: Annotated[
+        bool,
+        Option("--fix", help="Try the patches on a copy of the script, and check it; your files stay."),
     ] = False
     module: Annotated[bool, Option("-m", help="SCRIPT is a module's dotted name, as for python -m.")] = False
     out: Annotated[Path | None, Option(help="Folder for the records; by default a dated one under runs/.")] = None

@@ -28,7 +28,7 @@ def judge_records(folder: Path) -> CheckResults:
     plan = read(ScriptPlan, folder / PLAN)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(plan.ranks)]
     judged = judge(plan, ranks, Record(folder))
-    results = with_english(with_sites(judged, ranks, read_sources(files_of(ranks))))
+    results = with_english(with_sites(judged, ranks, read_sources(files_of(ranks)), Path.cwd()))
     write(folder / RESULTS, results)
     return results
 

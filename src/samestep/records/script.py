@@ -354,6 +354,7 @@ class Finding:
 
     divergence: what differs first, of an answer that differs; its cause is the message. sites: the lines of the user's
     code where it arises, the likeliest first. remedy: of an unknown one, what it would take to judge it.
+    patch: the lines to write instead, as a unified diff; '' where none is certain.
     """
 
     question: Question
@@ -362,13 +363,29 @@ class Finding:
     divergence: Divergence | None = None
     sites: list[CallSite] = field(default_factory=list)
     remedy: Message | None = None
+    patch: str = ""
+
+
+@dataclass(frozen=True)
+class FixRecord:
+    """A copy of a script in which a finding is mended, and what the check of that copy says.
+
+    id: of the finding's message. patch: as a unified diff. copy: the patched file. answer: of its check; None where
+    that failed. left: the ids of what still differs, or is warned of.
+    """
+
+    id: str
+    patch: str
+    copy: str
+    answer: Answer | None
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class CheckResults:
     """The results of `samestep check`. answer: 'differs' where one finding differs; 'unknown' where none does, and one
     of the questions that a proof needs has no answer: `missing` lists these. steps: how many were recorded on every
-    rank."""
+    rank. fixes: the patches that were tried, each on top of those before it."""
 
     script: str
     arguments: list[str]
@@ -382,6 +399,7 @@ class CheckResults:
     notes: list[Message] = field(default_factory=list)
     command: str = ""
     missing: list[Question] = field(default_factory=list)
+    fixes: list[FixRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from samestep.message import Message, message
 from samestep.records.results import Divergence
-from samestep.records.script import Answer, CheckResults, DiffResults, Finding, Question
+from samestep.records.script import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
 from samestep.report.console import cell, terminal
 from samestep.report.language import text
 
@@ -100,11 +100,11 @@ def lines(results: CheckResults) -> list[str]:
     differing = _by_cause(results.findings, "differs")
     if results.first_divergence:
         said += map(text, _divergence(message("script_on_ranks", **script), results.first_divergence))
-        said += _places(differing[0])
+        said += [*_places(differing[0]), *_patch(differing[0])]
     for finding in [*differing[1:], *_by_cause(results.findings, "warning")]:
         question, answer = QUESTIONS[finding.question], ANSWERS[finding.answer]
         said.append(text(message("also_found", question=question, answer=answer, what=finding.message)))
-        said += _places(finding)
+        said += [*_places(finding), *_patch(finding)]
     said += map(text, _judged(results))
     if results.answer == "right":
         warnings = sum(finding.answer == "warning" for finding in results.findings)
@@ -112,6 +112,7 @@ def lines(results: CheckResults) -> list[str]:
     elif results.answer == "unknown":
         missing = [QUESTIONS[question] for question in results.missing]
         said.append(text(message("script_is_unknown", steps=results.steps, missing=missing, **script)))
+    said += [line for fix in results.fixes for line in _fix(fix)]
     return ["", *said, text(message("records_are_in", folder=results.folder, share=results.record_share))]
 
 
@@ -134,6 +135,25 @@ def _places(finding: Finding) -> list[str]:
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         places.append(f"  {shown}:{site.line}" + (f": {site.code}" if site.code else ""))
     return places
+
+
+def _patch(finding: Finding) -> list[str]:
+    """Returns the lines to write instead, without the names of the files."""
+    changed = finding.patch.splitlines()[2:]
+    return [text(message("write_instead")), *(f"  {line}" for line in changed)] if changed else []
+
+
+def _fix(fix: FixRecord) -> list[str]:
+    """Returns what the check of a patched copy says."""
+    said = message("patched_copy_fails", copy=fix.copy)
+    if fix.answer in ("right", "unknown") and not fix.left:
+        said = message("patched_copy_is_right", copy=fix.copy, unknown=fix.answer == "unknown")
+    elif fix.answer and fix.id in fix.left:
+        said = message("patch_does_not_mend", copy=fix.copy)
+    elif fix.answer:
+        said = message("patched_copy_has_more", copy=fix.copy, left=len(fix.left))
+    patch = [f"  {line}" for line in fix.patch.splitlines()]
+    return [text(message("patch_was_tried", finding=fix.id)), *patch, text(said)]
 
 
 def _judged(results: CheckResults) -> list[Message]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from samestep.message import Message, message
 from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.patches import patch_of
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.sites import Sources, located
@@ -67,9 +69,18 @@ def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> Ch
     return replace(results, **_answers([*with_effects(results.findings, replay_findings), *replay_findings]))
 
 
-def with_sites(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:
-    """Adds the lines of the user's code where each finding arises. sources: the files that they are in."""
-    return replace(results, findings=located(results.findings, ranks, sources))
+def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: PurePath) -> CheckResults:
+    """Adds the lines of the user's code where each finding arises, and those to write instead.
+
+    sources: the files that they are in. folder: which a patch's name of a file is relative to.
+    """
+    findings = located(results.findings, ranks, sources)
+    return replace(results, findings=[_with_patch(finding, ranks, sources, folder) for finding in findings])
+
+
+def _with_patch(finding: Finding, ranks: Ranks, sources: Sources, folder: PurePath) -> Finding:
+    patch = patch_of(finding, ranks, sources)
+    return replace(finding, patch=patch.diff(folder)) if patch else finding
 
 
 def first_divergence(findings: Sequence[Finding]) -> Divergence | None:

@@ -248,10 +248,15 @@ def located(findings: Sequence[Finding], ranks: Ranks, sources: Sources) -> list
     ]
 
 
+def context_of(finding: Finding, ranks: Ranks, sources: Sources) -> Context:
+    """Returns the context of a finding: of its rank, or of rank 0."""
+    number = (finding.divergence.rank if finding.divergence else None) or 0
+    return Context(ranks[number if number < len(ranks) else 0], finding, sources)
+
+
 def sites_of(finding: Finding, ranks: Ranks, sources: Sources) -> list[CallSite]:
     """Returns the lines where a finding arises, the likeliest first."""
-    number = (finding.divergence.rank if finding.divergence else None) or 0
-    context = Context(ranks[number if number < len(ranks) else 0], finding, sources)
+    context = context_of(finding, ranks, sources)
     sites = dict[tuple[str, int], CallSite]()
     for place in LINES.get(finding.message.id) or QUESTIONS.get(finding.question, ()):
         for site in place(context):

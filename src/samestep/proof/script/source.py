@@ -25,7 +25,8 @@ class Source:
     """The text of one of the user's files. lines: without their ends."""
 
     def __init__(self, text: str) -> None:
-        self.lines = text.splitlines()
+        # Python ends lines at these alone.
+        self.text, self.lines = text, re.split(r"\r\n|\r|\n", text)
         try:
             self.tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError):
@@ -54,6 +55,52 @@ class Source:
         while node is not None and (node := self._parents.get(node)) is not None:
             yield node
 
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Returns the statements beside which a statement stands, itself among them."""
+        parent = self._parents.get(statement, self.tree)
+        blocks = [getattr(parent, name, []) for name in ("body", "orelse", "finalbody")]
+        return next((block for block in blocks if isinstance(block, list) and statement in block), [statement])
+
+    def parent(self, statement: ast.stmt) -> ast.AST:
+        """Returns what a statement stands in."""
+        return self._parents.get(statement, self.tree)
+
+    def statements(self) -> list[ast.stmt]:
+        """Returns all statements."""
+        return self._statements
+
+    def imports(self) -> set[str]:
+        """Returns the names under which the file has modules."""
+        names = [node.names for node in ast.walk(self.tree) if isinstance(node, ast.Import)]
+        return {(alias.asname or alias.name).partition(".")[0] for aliases in names for alias in aliases}
+
+    def loop_at(self, line: int) -> ast.AST | None:
+        """Returns the loop that begins on a line."""
+        return next((node for node in self._statements if isinstance(node, LOOPS) and node.lineno == line), None)
+
+    def parameter(self, line: int, name: str) -> str:
+        """Returns the name of a parameter, of the function that a line is in; '' where it has none of that name."""
+        functions = [node for node in self.around(line) if isinstance(node, ast.FunctionDef)]
+        return name if functions and name in {argument.arg for argument in functions[0].args.args} else ""
+
+    def micro_batches(self, line: int) -> str:
+        """Returns the expression for the number of micro-batches of a step: N of `(i + 1) % N == 0` in the loop around
+        a line, or of `for micro_step in range(N)`; '' where there is none, or several."""
+        loops = [self.loop_at(number) for number in self.loops(line)[:1]]
+        counts = {
+            ast.unparse(node.right)
+            for loop in loops
+            if loop
+            for node in ast.walk(loop)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant)
+        }
+        counts = {count for count in counts if count.replace(".", "").replace("_", "").isalnum()}
+        if not counts and loops and isinstance(loops[0], ast.For) and len(self.loops(line)) > 1:
+            call = loops[0].iter
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "range" and len(call.args) == 1:
+                counts = {ast.unparse(call.args[0])}
+        return counts.pop() if len(counts) == 1 else ""
+
     def loops(self, line: int) -> list[int]:
         """Returns the lines of the loops around a line, of a function's at most; the innermost first."""
         loops = []
@@ -80,7 +127,7 @@ class Source:
         if statement.lineno in visited or depth < 0:
             return []
         visited.add(statement.lineno)
-        parts = [statement] if not hasattr(statement, "body") else list(ast.iter_child_nodes(_header(statement)))
+        parts = [header_of(statement)]
         lines = [line for part in parts for line in _lines_with(part, names) if not self._only_asks(line, names)]
         read = {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)}
         read -= {name for name in read if names.fullmatch(name)}
@@ -214,8 +261,8 @@ class Source:
         return sorted(lines)
 
 
-def _header(statement: ast.stmt) -> ast.AST:
-    """Returns what a compound statement evaluates itself, without the statements in it."""
+def header_of(statement: ast.stmt) -> ast.AST:
+    """Returns a statement; of a compound one what it evaluates itself, without the statements in it."""
     match statement:
         case ast.For() | ast.AsyncFor():
             return ast.Expr(ast.Tuple([statement.target, statement.iter], ast.Load()))
@@ -223,7 +270,7 @@ def _header(statement: ast.stmt) -> ast.AST:
             return ast.Expr(statement.test)
         case ast.With() | ast.AsyncWith():
             return ast.Expr(ast.Tuple([item.context_expr for item in statement.items], ast.Load()))
-    return ast.Module([], [])
+    return ast.Module([], []) if hasattr(statement, "body") else statement
 
 
 def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:

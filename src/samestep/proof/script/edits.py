@@ -1,0 +1,154 @@
+"""Changes of a user's source text: of expressions and statements, at their places, with all else as it stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from samestep.proof.script.source import RANKS, Source, header_of
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Puts a text in place of the bytes from start to end. Of several at one place the first comes first."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Draft:
+    """A source text to which changes are made. Edits overlap nowhere: result() is None where they do."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._text = source.text.encode()
+        self._edits: list[Edit] = []
+        self._starts = [0]
+        for line in self._text.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def result(self) -> str | None:
+        """Returns the changed text; None where nothing is changed, or what comes out is no Python."""
+        edits = sorted(self._edits, key=lambda edit: edit.start)
+        if not edits or any(after.start < before.end for before, after in pairwise(edits)):
+            return None
+        text = self._text
+        for edit in reversed(edits):
+            text = text[: edit.start] + edit.text.encode() + text[edit.end :]
+        try:
+            changed = text.decode()
+            ast.parse(changed)
+        except (SyntaxError, ValueError):
+            return None
+        return changed if changed != self.source.text else None
+
+    def code(self, node: ast.AST) -> str:
+        """Returns the text of an expression or a statement."""
+        start, end = self._span(node)
+        return self._text[start:end].decode()
+
+    def replace(self, node: ast.AST, text: str) -> None:
+        self._edits.append(Edit(*self._span(node), text))
+
+    def insert_before(self, statement: ast.stmt, *lines: str) -> None:
+        """Inserts lines before a statement, indented as it is."""
+        start = self._starts[statement.lineno - 1]
+        self._edits.append(Edit(start, start, self._indented(statement, lines)))
+
+    def insert_after(self, statement: ast.stmt, *lines: str) -> None:
+        """Inserts lines after a statement, indented as it is."""
+        start = self._starts[statement.end_lineno or statement.lineno]
+        newline = "" if self._text[:start].endswith(b"\n") else "\n"
+        self._edits.append(Edit(start, start, newline + self._indented(statement, lines)))
+
+    def insert_first(self, block: ast.stmt, *lines: str) -> None:
+        """Inserts lines as the first ones inside of a loop, a function or a condition, where that begins on its own
+        line."""
+        body: list[ast.stmt] = getattr(block, "body", [])
+        if body and body[0].lineno > block.lineno:
+            self.insert_before(body[0], *lines)
+
+    def remove(self, statement: ast.stmt) -> None:
+        """Removes the lines of a statement."""
+        self._edits.append(Edit(self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0], ""))
+
+    def indent(self, statement: ast.stmt, under: str) -> None:
+        """Puts a statement under a line, as `if rank == 0:`."""
+        lines = self.source.lines[statement.lineno - 1 : statement.end_lineno]
+        margin = " " * statement.col_offset
+        start, end = self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0]
+        text = "".join(f"    {line}\n" if line.strip() else f"{line}\n" for line in lines)
+        self._edits.append(Edit(start, end, f"{margin}{under}\n{text}"))
+
+    def unwrap(self, block: ast.If | ast.For) -> None:
+        """Puts what is in a condition or a loop in its place."""
+        first, last = block.body[0], block.body[-1]
+        if first.lineno == block.lineno or block.orelse:
+            return
+        lines = self.source.lines[first.lineno - 1 : last.end_lineno]
+        by = first.col_offset - block.col_offset
+        text = "".join(f"{line[by:] if line[:by].isspace() else line}\n" for line in lines)
+        self._edits.append(Edit(self._starts[block.lineno - 1], self._starts[last.end_lineno or 0], text))
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Whether a statement has its lines for itself, and is not the only one of its block."""
+        text = "\n".join(self.source.lines[statement.lineno - 1 : statement.end_lineno])
+        return text.strip() == self.code(statement).strip() and len(self.source.block(statement)) > 1
+
+    def without_ranks(self, statement: ast.stmt) -> bool:
+        """Removes the number of ranks from a product or a quotient of a statement, where it stands in exactly one."""
+        parts: Iterable[ast.AST] = ast.walk(header_of(statement))
+        factors = [node for node in parts if isinstance(node, ast.BinOp) and self._other_factor(node) is not None]
+        if len(factors) != 1:
+            return False
+        other = self._other_factor(factors[0])
+        assert other is not None
+        start, end = self._span(factors[0])
+        before, after = self._text[start - 2 : start].decode(errors="replace"), self._text[end : end + 1]
+        # A name needs no brackets, unless they are those of a call.
+        if isinstance(other, ast.Name) and before[-1:] == "(" and after == b")" and not re.match(r"[\w)\]]", before):
+            start, end = start - 1, end + 1
+        self._edits.append(Edit(start, end, self.code(other)))
+        return True
+
+    def _other_factor(self, node: ast.BinOp) -> ast.expr | None:
+        if isinstance(node.op, ast.Mult | ast.Div) and is_ranks(node.right):
+            return node.left
+        return node.right if isinstance(node.op, ast.Mult) and is_ranks(node.left) else None
+
+    def _indented(self, statement: ast.stmt, lines: Iterable[str]) -> str:
+        # The margin as it is written: tabs, too.
+        margin = re.match(r"\s*", self.source.code(statement.lineno))
+        return "".join(f"{margin[0] if margin else ''}{line}\n" for line in lines)
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        start = self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+
+
+def is_ranks(node: ast.AST) -> bool:
+    """Whether an expression is the number of ranks: a name, an attribute, or a call that asks for it."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2] == "get_world_size"
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return bool(RANKS.fullmatch(name))
+
+
+def call_in(statement: ast.AST | None, name: str, line: int = 0) -> ast.Call | None:
+    """Returns the call of a function or a method of this name in a statement, where there is exactly one."""
+    calls = [
+        node
+        for node in (ast.walk(statement) if statement else ())
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
+        if not line or node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def keyword(call: ast.Call, name: str) -> ast.keyword | None:
+    """Returns a keyword argument of a call."""
+    return next((argument for argument in call.keywords if argument.arg == name), None)
