@@ -19,7 +19,7 @@ from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, UserError, reference
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.engine import Layout
 from samestep.message import message
 from samestep.tasks.inspect.job import inspect_job

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast, get_type_hints
 
 import typer
 
@@ -18,10 +19,6 @@ from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
     from samestep.records.results import CompareResults
-
-
-from io import TextIOWrapper
-from typing import TextIO, cast
 
 
 def exit_code(results: CompareResults, *, strict: bool = False) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.command_options import EvaluateOptions, RunOptions
-from samestep.commands.inspected_setup import InspectedSetup, Row, check_devices, inspect_setup, rows_of
+from samestep.commands.engine_rows import Row, rows_of
+from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.other_machines import digest_of, launch_request, options_of
 from samestep.commands.progress import Training

@@ -15,10 +15,10 @@ from samestep.rank import hardware
 from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
 from samestep.rank.evaluate import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.guards import Guards, check_can_skip
 from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
+from samestep.rank.process_group import checkpoint_store, export_store, stop_store
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.plan import Plan, RunTask

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep import Job, Recipe
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.engines import fsdp
 from samestep.errors import UserError
 from samestep.message import Message
