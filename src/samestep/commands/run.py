@@ -41,7 +41,7 @@ from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
 from samestep.records.results import EvaluateResults, InitialWeights, RunResults, write_results
 from samestep.report.figures import batch_size, data_wait
-from samestep.report.figures.step_parts import step_parts
+from samestep.report.figures.data_wait import step_parts
 from samestep.report.language import with_english
 from samestep.world.network import check_master
 

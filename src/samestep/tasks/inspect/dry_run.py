@@ -1,5 +1,5 @@
-"""Runs one small batch through the job, forward and backward, and an evaluation of a few rows, to refuse before a
-launch what no engine can train."""
+"""Tries a job before a launch on a few rows, to refuse what no engine can train: a step, forward and backward; an
+evaluation; and how often a forward pass calls the modules that an engine gathers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +23,12 @@ from torch.utils.module_tracker import ModuleTracker
 from samestep.data.loader import KeyedRandom, Rows, fetch, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
+from samestep.job import Batch, Job, MicroBatch, counts_by_itself, output_and_state, reads_batch
 from samestep.job.walk import leaves_of, without_graph
 from samestep.message import message
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.step import ActivePhase, default_generator, detached, is_one_row_error
+from samestep.records.inspection import VaryingCalls
 from samestep.reference.replica_state import output_and_loss
 from samestep.world import World
 from samestep.world.imports import is_users_code
@@ -327,3 +329,68 @@ def _kind_of(output: Any) -> str:
     """Names what forward returns, for a sentence: 'a list of dict'."""
     inner = f" of {type(output[0]).__name__}" if isinstance(output, list | tuple) and output else ""
     return f"a {type(output).__name__}{inner}"
+
+
+MOST_ROWS = 16  # of a rank's own part, which is tried where it is no larger
+
+Units = Callable[[nn.Module], list[nn.Module]]
+
+
+def varying_calls(
+    job: Job, model: Callable[[], nn.Module], units: Mapping[str, Units], replicas: int, device: str
+) -> dict[str, VaryingCalls]:
+    """Returns the engines -> their first unit that not every forward pass calls as often.
+
+    units: engine -> the modules that its ranks gather when they are called. Nothing is said of a job whose functions
+    raise on these rows: dry_step names the error.
+    """
+    found = {}
+    for engine, units_of in units.items():
+        try:
+            net = model().to(device)
+            if unit := _varying(job, net, units_of(net), replicas, device):
+                found[engine] = unit
+        except Exception:
+            continue
+    return found
+
+
+def _varying(job: Job, model: nn.Module, units: list[nn.Module], replicas: int, device: str) -> VaryingCalls | None:
+    """Compares the calls of each unit, first over batches of as many rows, then over others."""
+    if not units:
+        return None
+    calls: Counter[nn.Module] = Counter()
+    for unit in units:
+        unit.register_forward_pre_hook(lambda module, inputs: calls.update([module]))
+    names = {module: name for name, module in model.named_modules()}
+    read, first = Rows(job), None
+    for micro_batch in _micro_batches(job, replicas):
+        calls.clear()
+        data = to_device(read[micro_batch][1], device)
+        for number, turn in enumerate(job.of_phases()):
+            batch: Any = Batch(data, replace(micro_batch, phase=number))
+            without_graph(turn.forward, model, batch)
+        rows, counts = micro_batch.rows, [calls[unit] for unit in units]
+        first = first or (rows, counts)
+        for unit, count, before in zip(units, counts, first[1]):
+            if count != before:
+                return VaryingCalls(names[unit], "data" if rows == first[0] else "rows")
+    return None
+
+
+def _micro_batches(job: Job, replicas: int) -> list[MicroBatch]:
+    """Returns batches of as many rows, the first twice, as a forward may draw; one with fewer; the ranks' last."""
+    alone, ranks = schedule_of(job, 1), schedule_of(job, replicas)
+    last = alone.steps_per_epoch - 1
+    few = [_cut(alone.step(0, 0, step)[0], ROWS) for step in (0, 0, min(1, last))]
+    micro_batches = [ranks.step(rank, 0, last)[0] for rank in (0, replicas - 1)]
+    return [
+        *few,
+        _cut(few[0], max(1, few[0].rows - 1)),
+        *(micro_batch for micro_batch in micro_batches if 0 < micro_batch.rows <= MOST_ROWS),
+    ]
+
+
+def _cut(micro_batch: MicroBatch, most: int) -> MicroBatch:
+    rows = min(micro_batch.rows, most)
+    return replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows)
