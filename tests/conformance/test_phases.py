@@ -95,7 +95,7 @@ FAULTS = [
         "the criterion of the first phase in all",
         "training.py",
         "loss = job.criterion(output, batch)",
-        "loss = self._of_phase[0].criterion(output if micro_batch.phase == 0 else (output, output), batch)",
+        "loss = self.job.of_phases()[0].criterion(output if micro_batch.phase == 0 else (output, output), batch)",
     ),
     (
         "gan",

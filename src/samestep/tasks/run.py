@@ -55,7 +55,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
             samples=samples,
             loss=loss,
             curve=best.curve,
-            resumed_from=run.first,
+            resumed_from=run.count.first,
             ranks=world.size,
         )
         write_progress(world.rank, folder, now)
@@ -79,7 +79,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
     profile.close()
     checkpoints.close()
     observed = run.observations()
-    done = run.first + len(observed.step_s)
+    done = run.count.first + len(observed.step_s)
     write_progress(world.rank, folder, Progress("evaluate", attempt(), ranks=world.size))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(done, state, last=True)
