@@ -180,7 +180,7 @@ AS_THEY_ARE = {
     "rank/checkpoints.py": "the best weights that this training has just written",
     "rank/weights.py": "the file that was just written, to sync it; one that check_regular has looked at",
     "launch/": "the launch's own, and /proc",
-    "report/html.py": "the current folder, to return to it",
+    "report/html_pages.py": "the current folder, to return to it",
     "testing/": "the plugin's own",
     "tasks/fork_server.py": "/dev/null",
     "tasks/eject/": "samestep's own sources, and the job's file",

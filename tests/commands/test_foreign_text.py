@@ -30,7 +30,7 @@ from samestep.records.results import Divergence
 from samestep.records.runs import COMMAND, CommandRecord, PastRun
 from samestep.records.script import DiffResults, Finding
 from samestep.report.check import show_diff
-from samestep.report.html import template
+from samestep.report.html_pages import template
 from samestep.report.terminal import Terminal
 from samestep.worker import rank_error
 

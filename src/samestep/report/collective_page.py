@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from samestep.records.collectives import CollectiveResults
 from samestep.report import collective_text, numbers
-from samestep.report.html import import_matplotlib, template
+from samestep.report.html_pages import import_matplotlib, template
 
 FACTORS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from samestep.records.monitor import CSV, MonitorSummary, Sample
 from samestep.report import monitor_text, numbers
 from samestep.report.figures.data_wait import StepParts
-from samestep.report.html import import_matplotlib, template
+from samestep.report.html_pages import import_matplotlib, template
 
 
 def monitor_page(
