@@ -47,8 +47,8 @@ from samestep.launch import Machines
 from samestep.launch.watchdog import POLL_S, Watchdog
 from samestep.rank import flight_recorder
 from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.group import INIT_METHOD, checkpoint_store, process_group
 from samestep.rank.guards import Guards
+from samestep.rank.process_group import INIT_METHOD, checkpoint_store, process_group
 from samestep.records.checkpoint import Interval
 from samestep.training import Run
 from samestep.world import World

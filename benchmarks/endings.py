@@ -96,7 +96,7 @@ def closes_groups(rank: int, ranks: int, groups: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from samestep.rank.group import process_group
+    from samestep.rank.process_group import process_group
     from samestep.world import World
 
     tensor, errors = torch.ones(1000), []

@@ -192,7 +192,7 @@ def serve(plans: str) -> None:
 
     import samestep
     from samestep.rank import hardware
-    from samestep.rank.group import process_group
+    from samestep.rank.process_group import process_group
     from samestep.records.collectives import CollectivePlan
     from samestep.records.files import read, write
     from samestep.records.plan import Plan, ReferencePlan

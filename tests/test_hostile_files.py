@@ -23,9 +23,9 @@ from samestep.launch.monitor_sampler import MonitorSampler
 from samestep.launch.rank_logs import cut
 from samestep.rank.listeners import Csv
 from samestep.rank.weights import model_with_weights, save
-from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import SCHEMA, read, replace_text, why_not_writable
 from samestep.records.record import Progress
+from samestep.records.tensor_files import read_arrays, write_arrays
 from samestep.tasks.inspect.load import find
 from samestep.world.regular_files import NotRegular, open_regular, read_regular
 
@@ -180,7 +180,7 @@ AS_THEY_ARE = {
     "rank/checkpoints.py": "the best weights that this training has just written",
     "rank/weights.py": "the file that was just written, to sync it; one that check_regular has looked at",
     "launch/": "the launch's own, and /proc",
-    "report/matplotlib_settings.py": "the current folder, to return to it",
+    "report/html_pages.py": "the current folder, to return to it",
     "testing/": "the plugin's own",
     "tasks/fork_server.py": "/dev/null",
     "tasks/eject/": "samestep's own sources, and the job's file",
@@ -219,7 +219,7 @@ def readers(text: str) -> Iterator[str]:
 
 def test_every_other_reader_opens_regular_files_only() -> None:
     found = {str(path.relative_to(SOURCES)): [*readers(path.read_text())] for path in SOURCES.rglob("*.py")}
-    ours = ("world/regular_files.py", "records/arrays.py")  # the last one loads what open_regular has opened
+    ours = ("world/regular_files.py", "records/tensor_files.py")  # the last one loads what open_regular has opened
     others = {file: calls for file, calls in found.items() if calls and not file.startswith((*ours, *AS_THEY_ARE))}
     assert others == {}, "read it with samestep.world.regular_files"
     unused = [place for place in AS_THEY_ARE if not any(found[file] for file in found if file.startswith(place))]

@@ -4,7 +4,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.engine import Layout, Numerics
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 
 PURPOSE, NEEDS, PROCESSES = "DDP clipped by hand", (), "group"
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.data.loader import batches
-from samestep.data.schedule import key, schedule_of
+from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, MicroBatch
 from samestep.rank.checkpoint_state import Fragment, Position, Saving
@@ -29,10 +29,8 @@ from samestep.rank.meter import Meter, StepProfile
 from samestep.rank.observer import Observer
 from samestep.rank.shards import full_state_dict
 from samestep.rank.step import (
-    ActivePhase,
-    CarriedState,
-    Closure,
-    default_generator,
+    ForwardPass,
+    StepCount,
     is_one_row_error,
     keep_state,
     loss_over_all_rows,
@@ -73,6 +71,7 @@ class Run:
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
+        self.count = StepCount()
         self.meter = Meter(world.rank, world.device)
         self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None
         self._replicas = ReplicaGuard(world, guards.replicas) if guards and guards.replicas else None
@@ -84,18 +83,10 @@ class Run:
         self._stop, self._evaluator, self._listeners = stop, evaluator, listeners
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
         self._profile = profile or StepProfile(world)
-        self.first = 0  # the steps done before: those of the checkpoint from which the training continues
-        self._done = self._skipped = 0
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
-        self._carried = CarriedState() if job.carry_state else None
-        self._closure = Closure(world) if job.optimizer.needs_closure else None
-        self._of_phase = job.of_phases()
-        self._phase: ActivePhase | None = None
-        self._ends: int | None = None  # the steps after which patience has ended the training
+        self._forward = ForwardPass(job, world)
         self._evaluation_schedule: EvaluationSchedule | None = None
-        self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
-        self._streams = [default_generator(device) for device in world.devices]
 
     def register(
         self,
@@ -127,29 +118,28 @@ class Run:
                 "evaluations": self._evaluator,
             }
             if self._observer:
-                self._observer.others = {**parts, "carried state": self._carried}
-            position = self._saving.begin(model, optimizer, parts, self._carried, state, self.schedule)
+                self._observer.others = {**parts, "carried state": self._forward.carried}
+            position = self._saving.begin(model, optimizer, parts, self._forward.carried, state, self.schedule)
             heartbeat.begin(BUILDING)
-            self.first = self._done = self._drawn = position.done
-            self._skipped = position.skipped
+            self.count.continue_from(position.done, position.skipped)
             if position.last is not None and self._stop:
                 self._stop.after(position.last)
         if self._on_nan:
-            self._on_nan.begin(model, optimizer, self.first)
+            self._on_nan.begin(model, optimizer, self.count.first)
         if self._listeners:
-            self._listeners.begin(optimizer, self.first)
+            self._listeners.begin(optimizer, self.count.first)
         if self._observer:
             self._observer.begin(model, optimizer)
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
-        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.first)
-        if self._observer and self.first:
+        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first)
+        if self._observer and self.count.first:
             self._observer.note_buffers()
         self.began_at = time.time()
         self.meter.begin()
-        self._profile.begin(self._done, self.meter)
-        step = self._done
+        self._profile.begin(self.count.done, self.meter)
+        step = self.count.done
         while True:
             heartbeat.begin(LOADING, step)
             start, cpu_start = time.perf_counter(), time.thread_time()
@@ -163,10 +153,10 @@ class Run:
             if batch is None or (
                 self._stop and batch.micro_batch.micro == 0 and self._stop.ends_before(batch.micro_batch.step)
             ):
-                self._all_drawn = True
+                self.count.all_drawn = True
                 self._finish()
                 return
-            self._drawn = batch.micro_batch.step + 1
+            self.count.drawn = batch.micro_batch.step + 1
             step = batch.micro_batch.step + batch.micro_batch.completes_step
             yield batch
 
@@ -176,24 +166,23 @@ class Run:
 
         Called when there are no more batches, and after each step: libraries ask for the next batch before the step.
         """
-        if not self._all_drawn or self._done < self._drawn:
+        if not self.count.all_drawn or self.count.done < self.count.drawn:
             return
-        if self._saving and self.first < self._done < self.steps and self._ends is None:
+        if self._saving and self.count.first < self.count.done < self.steps and self.count.ends is None:
             if self._observer:
                 self._observer.note_state(self._ema)
             self._save()  # of a training that was asked to stop
-        if self._done == self.first:
+        if self.count.done == self.count.first:
             self._begin_ema()
-        if self._phase:
-            self._phase.end()
+        self._forward.end()
         if self._ema:
             self._ema.swap()
             self._ema = None
-        if self._model is not None and self._done:
+        if self._model is not None and self.count.done:
             if self._on_nan:
                 self._on_nan.end()
             if self._replicas:
-                self._replicas.check(self._model, self._done)
+                self._replicas.check(self._model, self.count.done)
             if self._observer:
                 self._observer.end(self._model)
 
@@ -214,33 +203,27 @@ class Run:
         """
         self.micro_batch = micro_batch = batch.micro_batch
         heartbeat.begin(FORWARD, micro_batch.step)
-        if self._done == self.first:
+        if self.count.done == self.count.first:
             self._begin_ema()  # here, when every library has made the parameters its own
             if self._saving and self.fragments_of and not micro_batch.micro:
                 self._saving.begin_fragments(self.fragments_of(model, self.world))
-            if self._observer and self.first and not self._observer.state:
+            if self._observer and self.count.first and not self._observer.state:
                 self._observer.note_state(self._ema)
-        job = self._of_phase[micro_batch.phase]
-        if self.job.phases and self._model:
-            self._phase = self._phase or ActivePhase(self.job.phases, self._model)
-            self._phase.activate(micro_batch.phase)
-        first = self.world.rank * len(self._streams)
-        for replica, stream in enumerate(self._streams, first):
-            stream.manual_seed(key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, replica))
+        job = self._forward.begin(micro_batch, self._model)
         plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
         restore = keep_state(plain) if micro_batch.rows == 0 else None
         if self._on_nan:
             self._on_nan.before(micro_batch, lambda: keep_state(plain))
         if self._observer:
             self._observer.forward()
-        batch = self._carried.attach(batch) if self._carried else batch
+        batch = self._forward.carried.attach(batch) if self._forward.carried else batch
         try:
             output = job.forward(model, batch)
         except ValueError as error:
             if is_one_row_error(error):
                 raise Refused(one_row_message(micro_batch.step, self.world.rank)) from error
             raise
-        output = self._carried.store(output, batch) if self._carried else output
+        output = self._forward.carried.store(output, batch) if self._forward.carried else output
         share = micro_batch.share
         if self.job.gather_outputs and self.world.size > 1:
             loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
@@ -251,9 +234,9 @@ class Run:
             raise not_a_scalar(list(loss.shape))
         if restore:
             restore()
-        if self._closure:
-            self._closure.add(batch, loss)
-        if not (self._closure and self._closure.again):
+        if self._forward.closure:
+            self._forward.closure.add(batch, loss)
+        if not (self._forward.closure and self._forward.closure.again):
             self.meter.loss(loss.detach(), micro_batch.step, micro_batch.weight)
             if self._on_nan:
                 self._on_nan.loss(loss)
@@ -268,7 +251,7 @@ class Run:
         backward: computes the gradients of one micro-batch as the loop does; with the step's last one it also
         synchronises and clips them.
         """
-        return (self._closure.of_step(self._model, backward),) if self._closure and self._model else ()
+        return (self._forward.closure.of_step(self._model, backward),) if self._forward.closure and self._model else ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.
@@ -276,47 +259,48 @@ class Run:
         skipped: the weights were not updated, as a GradScaler does after an overflow.
         """
         self.meter.step()
-        self._profile.end(self._done + 1, self.meter)
+        self._profile.end(self.count.done + 1, self.meter)
         if self._on_nan:
             self._on_nan.stepped()
             skipped = skipped or self._on_nan.left_out
-        self._skipped += skipped
-        self._done += 1
-        heartbeat.step(self._done)
+        self.count.skipped += skipped
+        self.count.done += 1
+        heartbeat.step(self.count.done)
         if self._ema and not skipped:
             self._ema.update()
         if self._listeners and self.micro_batch:
-            self._listeners.step(self._done, self.micro_batch.epoch, self.meter)
-        if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
+            self._listeners.step(self.count.done, self.micro_batch.epoch, self.meter)
+        if self._evaluator and self._evaluator.is_due(self.count.done, self.schedule.steps_per_epoch):
             if self._listeners:
                 self._listeners.pause(self.meter)
             with self._ema.swapped() if self._ema else nullcontext():
-                ends = self._evaluator.evaluate(self._done)
+                ends = self._evaluator.evaluate(self.count.done)
             if self._evaluation_schedule:
                 self._evaluation_schedule.step(self._evaluator.means())
             self.meter.resume()
             if ends and self._stop:
-                self._stop.after(self._done)
-                self._ends = self._done
-        if self._replicas and self._model is not None and self._replicas.is_due(self._done):
-            self._replicas.check(self._model, self._done)
+                self._stop.after(self.count.done)
+                self.count.ends = self.count.done
+        if self._replicas and self._model is not None and self._replicas.is_due(self.count.done):
+            self._replicas.check(self._model, self.count.done)
             self.meter.resume()
-        self._progress.step(self._done, self.meter)
-        if self._saving and self._saving.checkpoints.is_due(self._done, self.schedule.steps_per_epoch):
+        self._progress.step(self.count.done, self.meter)
+        if self._saving and self._saving.checkpoints.is_due(self.count.done, self.schedule.steps_per_epoch):
             self._save()
         self._finish()
-        self._profile.begin(self._done, self.meter)
+        self._profile.begin(self.count.done, self.meter)
 
     def _save(self) -> None:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
         assert self._saving
-        heartbeat.begin(CHECKPOINT, self._done)
+        heartbeat.begin(CHECKPOINT, self.count.done)
         self.meter.flush()
-        self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
+        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._phase = self._evaluator = self._evaluation_schedule = self._saving = None
+        self._model = self._ema = self._evaluator = self._evaluation_schedule = self._saving = None
+        self._forward.end()
 
     def observations(self) -> TrainingRecord:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
@@ -339,8 +323,8 @@ class Run:
             micro_batches=seen.micro_batches if seen else [],
             later=seen.rows_of_later_epochs(self.schedule) if seen else {},
             rates=seen.rates if seen else [],
-            skipped_steps=self._skipped,
-            resumed_from=self.first,
+            skipped_steps=self.count.skipped,
+            resumed_from=self.count.first,
             end_digests=seen.end_digests if seen else {},
             state=seen.state if seen else {},
         )

@@ -20,7 +20,7 @@ from cluster.slurm import Slurm
 from command import samestep
 from lane_marks import CHECK, FULL
 from samestep.commands.collectives import failed
-from samestep.commands.collectives_options import CollectivesOptions, size_of
+from samestep.commands.command_options import CollectivesOptions, size_of
 from samestep.errors import UserError
 from samestep.records.collective_table import COLLECTIVES
 from samestep.records.collectives import Case, CollectiveRank, CollectiveResults, RankValues

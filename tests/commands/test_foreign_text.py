@@ -30,8 +30,8 @@ from samestep.records.results import Divergence
 from samestep.records.runs import COMMAND, CommandRecord, PastRun
 from samestep.records.script import DiffResults, Finding
 from samestep.report.check import show_diff
-from samestep.report.console import Terminal
-from samestep.report.templates import template
+from samestep.report.html_pages import template
+from samestep.report.terminal import Terminal
 from samestep.worker import rank_error
 
 # A colour, the screen cleared, a title, a line of its own, another direction, no character, markup, a link.

@@ -18,8 +18,13 @@ import samestep as package
 from budget import budget
 from command import TESTS, samestep
 from samestep.commands import cli, options
-from samestep.commands.collectives_options import CollectivesOptions
-from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, VerifyOptions
+from samestep.commands.command_options import (
+    CollectivesOptions,
+    CompareOptions,
+    EvaluateOptions,
+    RunOptions,
+    VerifyOptions,
+)
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import Options
 from samestep.commands.progress import show_runs

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import ELSEWHERE, KeptRanks, Ranks, RanksFailed, engine_facts, prove
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job

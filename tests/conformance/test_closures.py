@@ -19,7 +19,7 @@ from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, UserError, reference
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.engine import Layout
 from samestep.message import message
 from samestep.tasks.inspect.job import inspect_job
@@ -46,7 +46,8 @@ def test_ranks_take_the_references_step(
 
 
 CLOSURE, RUN, DDP = "rank/step.py", "training.py", "engines/ddp.py"
-AGAIN = "(self._closure and self._closure.again)"
+AGAIN = "(self.closure and self.closure.again)"
+AGAIN_OF_RUN = "(run._forward.closure and run._forward.closure.again)"
 OTHERS = "vars(batch).update(data=[batch.inputs.roll(1, 0), batch.targets]) or batch if self._world.rank else batch"
 
 
@@ -61,16 +62,18 @@ FAULTS = [
         "                backward(batch)\n",
         f"                backward({OTHERS})\n",
     ),
-    fault("masks drawn anew", RUN, "            stream.manual_seed(", f"            {AGAIN} or stream.manual_seed("),
+    fault(
+        "masks drawn anew", CLOSURE, "            stream.manual_seed(", f"            {AGAIN} or stream.manual_seed("
+    ),
     fault("gradients added up", CLOSURE, "        model.zero_grad()\n", ""),
-    fault("evaluations recorded", RUN, "if not (self._closure and self._closure.again):", "if True:"),
+    fault("evaluations recorded", RUN, "if not (self._forward.closure and self._forward.closure.again):", "if True:"),
     fault("one evaluation for all", CLOSURE, "if computed_at != _versions(model):", "if False:"),
-    fault("not clipped again", DDP, " and job.clip_norm", f" and not {AGAIN.replace('self', 'run')} and job.clip_norm"),
+    fault("not clipped again", DDP, " and job.clip_norm", f" and not {AGAIN_OF_RUN} and job.clip_norm"),
     fault(
         "not synchronised again",
         DDP,
         "completes_step else",
-        f"completes_step and not {AGAIN.replace('self', 'run')} else",
+        f"completes_step and not {AGAIN_OF_RUN} else",
     ),
     fault("each rank's own loss", CLOSURE, "if self._world.size > 1:", "if False:"),
 ]

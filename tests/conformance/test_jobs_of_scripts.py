@@ -14,7 +14,7 @@ from torch import nn
 from conformance.table import EXACT
 from lane_marks import shared_out
 from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.errors import UserError, message_in
 from samestep.message import as_said, message
 from samestep.rank.fsdp_units import units_of

@@ -9,7 +9,7 @@ import pytest
 
 from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan, skip_unless_here
 from said import said_by_ranks, says
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.message import message
 from samestep.proof.trace import Expectation
 from samestep.tasks.inspect.job import inspect_job

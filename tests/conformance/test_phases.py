@@ -20,7 +20,7 @@ from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, Phase, Recipe, reference
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
@@ -28,7 +28,7 @@ from samestep.errors import UserError
 from samestep.job.phases import parameters_of
 from samestep.message import Message
 from samestep.rank.step import ActivePhase
-from samestep.tasks.inspect.dry_step import dry_step
+from samestep.tasks.inspect.dry_run import dry_step
 from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
@@ -95,7 +95,7 @@ FAULTS = [
         "the criterion of the first phase in all",
         "training.py",
         "loss = job.criterion(output, batch)",
-        "loss = self._of_phase[0].criterion(output if micro_batch.phase == 0 else (output, output), batch)",
+        "loss = self.job.of_phases()[0].criterion(output if micro_batch.phase == 0 else (output, output), batch)",
     ),
     (
         "gan",

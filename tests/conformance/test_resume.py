@@ -197,12 +197,12 @@ def test_lines_of_a_log_after_the_checkpoint_go(ranks: Pool, tmp_path: Path) -> 
 TWICE = "        self._state.others['scheduler'].step()\n"
 FAULTS = [
     ("momentum left out", "rank/checkpoint_state.py", "if state is not None:", "if state is None:"),
-    ("a step twice", "training.py", "self.steps, first=self.first", "self.steps, first=self.first - 1"),
+    ("a step twice", "training.py", "self.steps, first=self.count.first", "self.steps, first=self.count.first - 1"),
     (
         "a step left out",
         "training.py",
-        "self.steps, first=self.first",
-        "self.steps, first=self.first + (self.first > 0)",
+        "self.steps, first=self.count.first",
+        "self.steps, first=self.count.first + (self.count.first > 0)",
     ),
     (
         "the order of epoch 0 again",

@@ -12,7 +12,7 @@ from torch import nn
 from conformance import jobs_synced
 from ranks import Ranks, engine_facts, prove
 from samestep import reference
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.message import Message, message

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from samestep.rank import group
+from samestep.rank import process_group
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def alone() -> Iterator[None]:
     with patch.dict(os.environ, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}):
         yield
     if dist.is_initialized():
-        group._open_store.clear()
+        process_group._open_store.clear()
         dist.destroy_process_group()

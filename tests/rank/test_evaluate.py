@@ -25,7 +25,7 @@ from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, ProveTask, RunTask
 from samestep.reference import evaluation as reference
-from samestep.tasks.inspect.dry_evaluation import dry_evaluation
+from samestep.tasks.inspect.dry_run import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.proof_job import proof_job
 from samestep.training import Run

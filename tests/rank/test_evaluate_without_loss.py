@@ -18,7 +18,7 @@ from samestep.errors import UserError
 from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, RunTask
 from samestep.reference import evaluation as reference
-from samestep.tasks.inspect.dry_evaluation import dry_evaluation
+from samestep.tasks.inspect.dry_run import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 

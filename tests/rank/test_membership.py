@@ -14,10 +14,10 @@ from said import refuses, says
 from samestep.errors import LostPeer, Refused
 from samestep.launch import rendezvous_address
 from samestep.message import Message
-from samestep.rank.group import _naming_the_lost
 from samestep.rank.membership import Membership
+from samestep.rank.process_group import _naming_the_lost
 from samestep.rank.rendezvous import JoinedMachines
-from samestep.records.plan import LaunchRequest
+from samestep.records.launch_request import LaunchRequest
 from samestep.world import World
 from samestep.world.heartbeat import ENDING, FORWARD, Heartbeat, read
 
@@ -166,7 +166,7 @@ def test_a_rank_that_asks_who_is_lost_is_not_taken_for_one_that_hangs(
     own, seen = Heartbeat(), list[int]()
     own.open(tmp_path / "heartbeat")
     own.begin(FORWARD)
-    monkeypatch.setattr("samestep.rank.group.heartbeat", own)
+    monkeypatch.setattr("samestep.rank.process_group.heartbeat", own)
     members = Membership(HashStore(), PLACES[0])
 
     def note(seconds: float, do: object) -> None:

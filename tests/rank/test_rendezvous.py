@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 from budget import budget
 from said import refuses
 from samestep.errors import UserError
-from samestep.rank.group import _served_at
 from samestep.rank.membership import Member, member_of
+from samestep.rank.process_group import _served_at
 from samestep.rank.rendezvous import (
     DynamicRendezvous,
     JoinedMachines,

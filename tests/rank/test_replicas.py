@@ -10,7 +10,7 @@ import torch
 from command import TESTS, samestep
 from ranks import skip_unless_here
 from said import says
-from samestep.rank.shards import digests
+from samestep.rank.digests import digests
 from samestep.records.files import read
 from samestep.records.record import RankError
 

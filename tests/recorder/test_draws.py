@@ -16,7 +16,6 @@ from samestep.recorder.batches import Outputs
 from samestep.recorder.recorder import Closures, Recorder
 from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.replay_saver import ReplayData
-from samestep.records.arrays import write_state
 from samestep.records.files import read
 from samestep.records.script import (
     CLOSURES,
@@ -30,6 +29,7 @@ from samestep.records.script import (
     ScriptPlan,
     StepRecord,
 )
+from samestep.records.tensor_files import write_state
 from samestep.world import World
 
 ONE, TWO = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) + 9

@@ -11,8 +11,8 @@ import torch
 
 from samestep.errors import TrainingFailed
 from samestep.records import packed
-from samestep.records.arrays import StateFile, read_arrays, write_packed, write_state
 from samestep.records.packed import near_name, pack, unpack
+from samestep.records.tensor_files import StateFile, read_arrays, write_packed, write_state
 
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, 6e-8, -1.0)
 

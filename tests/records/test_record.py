@@ -13,7 +13,6 @@ import pytest
 from full_disk import fill
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said
-from samestep.records.arrays import write_arrays
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import MeasureTask, Plan, ProveTask
@@ -28,6 +27,7 @@ from samestep.records.record import (
     write_progress,
 )
 from samestep.records.results import Launch
+from samestep.records.tensor_files import write_arrays
 from samestep.world import World
 
 MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import ONE_PROCESS, KeptRanks, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
-from samestep.commands.inspected_setup import why_not_continued_by
+from samestep.commands.engine_rows import why_not_continued_by
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Plan
 from samestep.records.record import Record

@@ -12,7 +12,7 @@ from ranks import SOURCE, engine_facts, resumed, resumed_reference_plan, skip_un
 from resume.faults import FAULTS, ResumeFault
 from resume.plant import DOCS, JOBS, References, plant, with_table
 from resume.table import OTHERS, STRENGTH, THEMSELVES, Bench, Pair, Seen, cells, jobs_of, pairs, with_tables
-from samestep.records.interruption import INTERRUPTED, interruption
+from samestep.records.plan import INTERRUPTED, interruption
 
 QUICK_PAIRS = [
     (Pair("ddp", 2, "ddp", 2), "stateful"),

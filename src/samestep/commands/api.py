@@ -18,8 +18,8 @@ from pathlib import Path
 
 from samestep.commands import run as running
 from samestep.commands.collectives import collectives as measure_collectives
-from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
+    CollectivesOptions,
     CompareOptions,
     EvaluateOptions,
     ProofOptions,

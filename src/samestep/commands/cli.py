@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
     CheckOptions,
+    CollectivesOptions,
     CompareOptions,
     Device,
+    DoctorOptions,
     EjectOptions,
     EvaluateOptions,
     MonitorOptions,
@@ -25,7 +26,6 @@ from samestep.commands.command_options import (
     VerifyOptions,
     texts,
 )
-from samestep.commands.doctor_options import DoctorOptions
 from samestep.commands.exit_codes import exit_code, exit_code_of_check, survive_lost_output, with_exit_code
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say

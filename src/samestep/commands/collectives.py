@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.collectives_options import CollectivesOptions
+from samestep.commands.command_options import CollectivesOptions
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.needs import room_in

@@ -16,15 +16,8 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.command_options import ProofOptions
-from samestep.commands.inspected_setup import (
-    InspectedSetup,
-    Row,
-    check_devices,
-    inspect_setup,
-    layouts_of,
-    result_of,
-    rows_of,
-)
+from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of
+from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
 from samestep.commands.progress import Launches, TimeLeft

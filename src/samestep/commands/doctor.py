@@ -24,7 +24,7 @@ from rich.table import Table
 
 from samestep import launch
 from samestep.commands.ask_worker import ask_probes
-from samestep.commands.doctor_options import DoctorOptions
+from samestep.commands.command_options import DoctorOptions
 from samestep.commands.machines import detect_launched_rank, machines_of
 from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
@@ -43,8 +43,8 @@ from samestep.launch.outer_launcher import LaunchedRank
 from samestep.launch.rendezvous_address import rendezvous_of
 from samestep.message import Message, message
 from samestep.records.files import as_json, from_json
-from samestep.report.console import Terminal, cell
 from samestep.report.language import text
+from samestep.report.terminal import Terminal, cell
 from samestep.world import RENDEZVOUS_PORT, network, nvidia
 from samestep.world.imports import module_arguments
 from samestep.world.processes import wait_for

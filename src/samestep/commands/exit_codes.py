@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast, get_type_hints
 
 import typer
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:  # importing it takes longer than the help of a command may
     from samestep.records.results import CompareResults
     from samestep.records.script import CheckResults, DiffResults
 
-
-from io import TextIOWrapper
-from typing import TextIO, cast
 
 NOT_JUDGED = 3  # nothing is wrong in what could be judged, but a part that a proof needs could not be
 

@@ -1,24 +1,18 @@
-"""InspectedSetup: the setup of a command with its inspected job and engines, and the rows of its table."""
+"""InspectedSetup: the setup of a command with its inspected job, engines and machine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from samestep import engine, launch
 from samestep.commands.ask_worker import ask
 from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
 from samestep.commands.setup import Setup
-from samestep.errors import UserError, nearest, say
-from samestep.launch import Machines, fork_client, rendezvous_address
+from samestep.errors import UserError, say
+from samestep.launch import Machines, rendezvous_address
 from samestep.launch.outer_launcher import LaunchedRank
-from samestep.message import Message, as_said, message
-from samestep.proof.plan import loop_layout, numerics_layout
-from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
-from samestep.records.plan import LayoutPlan
-from samestep.records.record import Record
-from samestep.records.results import ContinuedBy, EngineResult, Verdict
+from samestep.message import Message, message
+from samestep.records.inspection import Inspection, JobFacts, Question
 from samestep.world.network import check_interface, check_loopback
 
 # What of an evaluation draws random numbers -> the warning.
@@ -47,30 +41,6 @@ class InspectedSetup:
     @property
     def job(self) -> JobFacts:
         return self.inspection.the_job
-
-
-@dataclass
-class Row:
-    """One engine under one launcher: a row of the table."""
-
-    engine: str
-    launcher: str
-    facts: EngineFacts
-    verdict: Verdict | None = None  # None: no verdict yet
-    launches: list[Record] = field(default_factory=list)
-    loop_number: int = -1  # the index of the reference's layout that proves the loop
-    numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
-    continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
-    continued_by_launcher: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.engine}-{self.launcher}"
-
-    @property
-    def open(self) -> bool:
-        """Whether the row needs more launches: it has no verdict yet, or a proven one."""
-        return self.verdict is None or self.verdict.proven
 
 
 def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSetup:
@@ -129,140 +99,6 @@ def _is_one_of_several(rank: LaunchedRank | None) -> bool:
     return rank is not None and rank.local_size < rank.size
 
 
-def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
-    """Returns the rows of a setup; those that cannot run have a verdict already. Raises UserError for unknown names.
-
-    forks: whether ranks may be forked where the user has named no launcher.
-    """
-    setup = inspected.setup
-    known = {facts.name: facts for facts in inspected.inspection.engines}
-    for name in setup.engines:
-        if name not in known:
-            raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
-    chosen = setup.engines or tuple(known)
-    if setup.rounds and engine.BASELINE not in chosen:
-        chosen = (engine.BASELINE, *chosen)
-    rows = [
-        Row(name, launcher, known[name], _verdict_without_launch(inspected, known[name], launcher))
-        for name in dict.fromkeys(chosen)
-        for launcher in _launchers(inspected, known[name], forks)
-    ]
-    for row in rows if setup.resume else ():
-        _add_continuation(inspected, row, forks)
-    used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
-    if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
-        possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
-        starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
-        raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
-    return sorted(rows, key=lambda row: row.engine != engine.BASELINE)
-
-
-def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
-    """Gives a row the engine that continues its trainings, and a verdict where that cannot be launched."""
-    assert inspected.continuing and inspected.setup.resume
-    continuation = next(
-        facts for facts in inspected.continuing.engines if facts.name == (inspected.setup.resume.engine or row.engine)
-    )
-    possible = _launchers(inspected, continuation, forks)
-    row.continued_by, row.continued_by_launcher = (
-        continuation,
-        row.launcher if row.launcher in possible else possible[0],
-    )
-    if row.verdict is None:
-        row.verdict = _verdict_without_launch(
-            replace(inspected, inspection=inspected.continuing), continuation, row.continued_by_launcher
-        )
-    if row.verdict is None and (why := why_not_continued_by(row.facts, continuation)):
-        row.verdict = Verdict("refused", reason=as_said(why))
-
-
-def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> str | None:
-    """Returns why the proof cannot judge a training that two engines take in turn; None where it can."""
-    assert first.numerics and continuation.numerics
-    if (first.numerics.lossy or continuation.numerics.lossy) and first.name != continuation.name:
-        lossy = first if first.numerics.lossy else continuation
-        return f"{lossy.name} is inexact by design: the proof lets such an engine continue its own trainings alone"
-    shapes = [(facts.processes, facts.replicas) for facts in (first, continuation)]
-    if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
-        return "one process with several replicas continues its own trainings alone in the proof"
-    return None
-
-
-def _launchers(inspected: InspectedSetup, facts: EngineFacts, forks: bool) -> list[str]:
-    possible, named = launch.launchers_for(facts.process_kind) or ["-"], inspected.setup.launchers
-    if named == (launch.FORK,) or (forks and not named):
-        return [launch.FORK] if _may_fork(inspected, facts) else possible[:1]
-    if "all" in named:
-        return possible
-    return [name for name in possible if name in named] or possible[:1]
-
-
-def _may_fork(inspected: InspectedSetup, facts: EngineFacts) -> bool:
-    """Whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own launcher."""
-    one_machine = inspected.machines.nnodes == 1 and not inspected.machines.port and fork_client.is_possible()
-    forkable = facts.process_kind in launch.load(launch.FORK).starts
-    return one_machine and forkable and facts.available and facts.devices[0] == "cpu"
-
-
-def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launcher: str) -> Verdict | None:
-    """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
-    absent = None if facts.available else facts.reason
-    if facts.available:
-        missing = launch.load(launcher).missing(inspected.machines, os.environ)
-        absent = as_said(missing) if missing else None
-    if absent:
-        return Verdict("unavailable", reason=absent)
-    if refusal(facts, inspected.job) is None:
-        return None
-    available = [
-        candidate
-        for candidate in inspected.inspection.engines
-        if candidate.available and candidate.replicas in inspected.job.refused
-    ]
-    able = [candidate.name for candidate in available if refusal(candidate, inspected.job) is None]
-    return Verdict("refused", reason=refusal(facts, inspected.job, able))
-
-
-def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ()) -> Message | None:
-    """Returns why an engine cannot train an inspected job, or None. others: the engines that can."""
-    layout, engine = facts.layout, facts.name
-    assert layout is not None
-    if layout.every_gradient and job.unused:
-        setting = "--set-engine find_unused=true" if "find_unused" in facts.settings else None
-        return message("engine_needs_every_gradient", engine=engine, parameters=job.unused, setting=setting)
-    if layout.no_scalars and job.scalars:
-        return message("engine_takes_no_scalar_parameter", engine=engine, parameters=job.scalars)
-    if why := _varying_calls(engine, job, layout.replicas):
-        return why
-    for optimizer in job.phases.values() or [job.optimizer]:
-        if unfit := layout.no_optimizers.get(optimizer):
-            return message(
-                "engine_cannot_take_optimizer", engine=engine, optimizer=optimizer, why=unfit, others=alternatives
-            )
-    if job.needs_closure and not layout.closures:
-        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer, others=alternatives)
-    if layout.no_phases and job.phases:
-        return message("engine_takes_one_optimizer", engine=engine, phases=[*job.phases], others=alternatives)
-    if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
-        if layout.lone_batchnorm:
-            return message("sync_batchnorm_does_not_find_other_ranks", engine=engine, others=alternatives)
-        if facts.devices[0] == "cpu":
-            return message("sync_batchnorm_needs_gpus")
-    return job.refused[layout.replicas]
-
-
-def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
-    """Returns why ranks would gather a module different numbers of times, and so wait for each other; else None."""
-    varying = job.varying_calls.get(engine)
-    is_even = job.global_batch % replicas == 0
-    if varying is None or replicas == 1 or (varying.by == "rows" and is_even and job.last == "drop"):
-        return None
-    if varying.by == "data":
-        return message("unit_called_by_data", engine=engine, unit=varying.unit)
-    setting = "--set last=drop" if is_even else None
-    return message("unit_called_by_rows", engine=engine, unit=varying.unit, setting=setting)
-
-
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
     """Raises UserError when there are fewer GPUs than ranks on this machine."""
     devices = inspection.devices
@@ -272,20 +108,3 @@ def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] =
             f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
             f"use --nproc {len(devices)}, or --device cpu to try it without"
         )
-
-
-def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None]:
-    """Returns the layouts that a row is compared with: of its loop, and of its numerics where these are inexact."""
-    return loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
-
-
-def result_of(row: Row) -> EngineResult:
-    """Returns the result of a row that has a verdict, without a measurement."""
-    assert row.verdict is not None
-    replicas = row.facts.replicas or None
-    result = EngineResult(row.verdict.verdict, engine=row.engine, launcher=row.launcher, replicas=replicas)
-    result = result.with_verdict(row.verdict)
-    absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
-    if row.continued_by:
-        result = replace(result, continued_by=ContinuedBy(row.continued_by.name, row.continued_by.replicas))
-    return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)

@@ -24,7 +24,7 @@ from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
-from samestep.report.console import Terminal
+from samestep.report.terminal import Terminal
 from samestep.world.processes import COMMAND, dismiss, end_children, guard, this_command
 from samestep.world.resources import adopt_orphans, reap_orphans
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from samestep.commands.inspected_setup import InspectedSetup, Row, layouts_of
+from samestep.commands.engine_rows import Row, layouts_of
+from samestep.commands.inspected_setup import InspectedSetup
 from samestep.errors import UserError, say
 from samestep.message import message
 from samestep.world import resources

@@ -20,7 +20,8 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.launch import supervise
 from samestep.launch.command import command_for
 from samestep.records.files import as_json, read, write
-from samestep.records.plan import EvaluateTask, LaunchRequest, RunTask
+from samestep.records.launch_request import LaunchRequest
+from samestep.records.plan import EvaluateTask, RunTask
 from samestep.records.redaction import redacted_values
 from samestep.version import __version__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -30,13 +31,10 @@ from samestep.records.record import Progress as RankProgress
 from samestep.records.results import CompareResults, EvaluateResults, RunResults
 from samestep.records.runs import PastRun
 from samestep.report import language
-from samestep.report.console import Terminal, cell, terminal
+from samestep.report.terminal import Terminal, cell, terminal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-from datetime import timedelta
 
 
 class _Live:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.command_options import EvaluateOptions, RunOptions
-from samestep.commands.inspected_setup import InspectedSetup, Row, check_devices, inspect_setup, rows_of
+from samestep.commands.engine_rows import Row, rows_of
+from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.other_machines import digest_of, launch_request, options_of
 from samestep.commands.progress import Training
@@ -40,7 +41,7 @@ from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
 from samestep.records.results import EvaluateResults, InitialWeights, RunResults, write_results
 from samestep.report.figures import batch_size, data_wait
-from samestep.report.figures.step_parts import step_parts
+from samestep.report.figures.data_wait import step_parts
 from samestep.report.language import with_english
 from samestep.world.network import check_master
 

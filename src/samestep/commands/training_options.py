@@ -14,7 +14,7 @@ from typer import Option
 
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError, first_few, nearest
-from samestep.records.exported import other_file
+from samestep.records.checkpoint import other_file
 from samestep.world.regular_files import open_regular
 
 if TYPE_CHECKING:

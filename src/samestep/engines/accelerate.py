@@ -16,7 +16,7 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
 from samestep.message import message
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

@@ -24,7 +24,7 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, with
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.message import message
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

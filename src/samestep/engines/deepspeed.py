@@ -13,7 +13,7 @@ from samestep.errors import Refused
 from samestep.job import Job
 from samestep.message import message
 from samestep.rank.checkpoint_state import Fragment
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.training import Run
 from samestep.world import World
 

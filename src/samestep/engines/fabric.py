@@ -14,7 +14,7 @@ from torch import Tensor
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
 from samestep.message import message
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from samestep.engine import Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.training import Run
 from samestep.world import World
 

@@ -24,7 +24,7 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, with
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.training import Run
 from samestep.world import World
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.job import Batch, Job
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

@@ -2,13 +2,108 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from numbers import Real
 from typing import Any
 
 from samestep.errors import UserError, nearest
+from samestep.job.arguments import check_functions, check_optimizer, is_a, shown
+from samestep.job.batch import apply_to_inputs
+from samestep.job.fields import JobFields
+from samestep.job.orders import ByLength, Lanes, Weighted
+from samestep.job.phases import LRSchedule, Recipe
+
+
+def check_job(job: JobFields) -> None:
+    """Raises UserError for a value that a Job cannot have, and for values that do not go together."""
+    check_optimizer(job.optimizer, isinstance(job.optimizer, Recipe))
+    check_functions(job.model, job.criterion)
+    check_dataset("train", job.train)
+    if job.evaluation is not None:
+        check_dataset("evaluation", job.evaluation)
+    if job.shuffle and any(getattr(dataset, "one_order", False) for dataset in nested(job.train)):
+        raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
+    check_calls({name: getattr(job, name) for name in CALLED})
+    for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch", "seed"):
+        value = getattr(job, name)
+        kind: Any = Real if name == "clip_norm" else int
+        may_be_none = name in ("max_steps", "micro_batch", "clip_norm")
+        if not (value is None and may_be_none) and (not isinstance(value, kind) or isinstance(value, bool)):
+            words = "a number" if kind is Real else "a whole number"
+            given = repr(value) if isinstance(value, Real) else shown(value)
+            raise UserError(f"{name} is {given}, a {type(value).__name__}; it must be {words}")
+        if value is not None and not value > 0 and name != "seed":
+            rows = ": it is the rows of one step, over all ranks" if name == "global_batch" else ""
+            raise UserError(f"{name} is {value}; it must be above 0{rows}")
+    if not isinstance(job.workers, int) or job.workers < 0:
+        raise UserError(f"workers is {job.workers!r}; it must be a whole number, 0 or above")
+    check_workers(job.workers)
+    if job.gather_outputs and job.micro_batch is not None:
+        raise UserError(
+            f"micro_batch is {job.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
+            "at once; leave out one of them"
+        )
+    check_metrics(job.metrics)
+    for name in {"loss", "step"} & {*job.metrics}:
+        raise UserError(
+            f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
+        )
+    if job.last not in ("keep", "drop"):
+        raise UserError(f"last is '{job.last}'; it must be 'keep' or 'drop'")
+    if job.save not in ("all", "trainable"):
+        raise UserError(f"save is '{job.save}'; it must be 'all' or 'trainable'")
+    if job.ema is not None and not (isinstance(job.ema, Real) and 0 < job.ema < 1):
+        raise UserError(f"ema is {shown(job.ema)}; it is a decay between 0 and 1, such as 0.999")
+    _check_scheduler(job)
+    _check_order(job)
+
+
+def _check_order(job: JobFields) -> None:
+    if job.order is not None and not job.shuffle:
+        raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
+    if isinstance(job.order, Weighted | ByLength):
+        job.order.check(len(job.train))
+    elif job.order is not None and not isinstance(job.order, Lanes) and not callable(job.order):
+        kind = type(job.order).__name__
+        raise UserError(
+            f"order is a {kind}; give Weighted, ByLength, Lanes() or a function (epoch, generator) -> indices"
+        )
+    if job.carry_state:
+        in_lanes = not (job.order is None or isinstance(job.order, Weighted | ByLength)) or not job.shuffle
+        if job.phases:
+            raise UserError(
+                "carry_state=True with phases: each phase would take the state of the one before it; leave out one"
+            )
+        check_carried(job.forward is apply_to_inputs, in_lanes, job.last, job.optimizer.needs_closure)
+    if job.last == "drop" and job.order is None and len(job.train) < job.global_batch:
+        raise UserError(
+            f"last=drop leaves no step: the dataset has {len(job.train)} rows, fewer than global_batch "
+            f"{job.global_batch}; set a smaller global_batch or last=keep"
+        )
+
+
+def _check_scheduler(job: JobFields) -> None:
+    if job.scheduler is None:
+        return
+    if not isinstance(job.scheduler, LRSchedule):
+        raise UserError(
+            f"scheduler is {shown(job.scheduler)}; it is built with the optimizer: write "
+            "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+        )
+    if not callable(job.scheduler.make):
+        raise UserError(
+            f"LRSchedule is given {shown(job.scheduler.make)}; give a function of the optimizer: "
+            "LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+        )
+    every, metric = job.scheduler.every, job.scheduler.metric
+    if every not in ("step", "epoch", "evaluation"):
+        raise UserError(f"the scheduler's every is '{every}'; it must be 'step', 'epoch' or 'evaluation'")
+    if every == "evaluation" and job.evaluation is None:
+        raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
+    if every == "evaluation" and metric not in ("loss", *job.metrics):
+        raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *job.metrics])}")
 
 
 def nested(dataset: Any) -> Iterator[Any]:
@@ -93,47 +188,6 @@ def check_workers(workers: int) -> None:
         raise UserError(f"workers is {workers}; this machine has {cores} cores: give at most 64 for each")
 
 
-def is_a(value: Any, name: str) -> bool:
-    """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
-    return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
-
-
-def shown(value: Any) -> str:
-    """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if inspect.isroutine(value):
-        return "a function"
-    return (
-        repr(value)
-        if value is None or isinstance(value, str | int | float)
-        else f"an instance of {type(value).__name__}"
-    )
-
-
-def check_optimizer(optimizer: Any, recipe: bool) -> None:
-    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings.
-
-    recipe: whether it is a Recipe.
-    """
-    given = optimizer.cls if recipe else optimizer
-    if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
-        return
-    built = is_a(given, "Optimizer")
-    cls = given if isinstance(given, type) else type(given) if built else None
-    name = cls.__name__ if cls else "AdamW"
-    known = cls is None or cls.__module__.startswith("torch.optim")
-    lr = given.defaults.get("lr", 1e-3) if built else 1e-3
-    if recipe and isinstance(given, type):
-        what = f"the optimizer's settings are {shown(optimizer.settings)}, not a dict"
-    else:
-        what = f"optimizer is {'a Recipe of ' if recipe else ''}{shown(given)}"
-    raise UserError(
-        f"{what}; each engine builds the optimizer itself, some after they have sharded the model: write "
-        f'optimizer=Recipe({"torch.optim." if known else ""}{name}, {{"lr": {float(lr):g}}})'
-    )
-
-
 def check_metrics(metrics: Any) -> None:
     """Raises UserError where the metrics of a Job are no functions with names."""
     if hasattr(metrics, "update") and hasattr(metrics, "compute"):
@@ -155,27 +209,6 @@ def check_metrics(metrics: Any) -> None:
 
 def _is_metric(value: Any) -> bool:
     return callable(value) or (hasattr(value, "update") and hasattr(value, "compute"))
-
-
-def check_functions(model: Any, criterion: Any) -> None:
-    """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
-    if is_a(model, "Module") or not callable(model):
-        raise UserError(
-            f"model is {shown(model)}; engines build it, each time with the same weights: write a function, "
-            "def model(): torch.manual_seed(0); return Net()"
-        )
-    cls = criterion if isinstance(criterion, type) else type(criterion)
-    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(criterion, "__name__", "")
-    call = ""
-    if cls.__module__ == "torch.nn.modules.loss":
-        call = f"nn.{name}()"
-    elif getattr(criterion, "__module__", None) == "torch.nn.functional":
-        call = f"F.{name}"
-    if call or not callable(criterion):
-        raise UserError(
-            f"criterion is {call or shown(criterion)}, and is called with (output, batch), not with the targets: "
-            f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
-        )
 
 
 def check_carried(default_forward: bool, in_lanes: bool, last: str, closure: bool) -> None:
@@ -260,17 +293,3 @@ def refuse_unknown(cls: type, given: Iterable[str]) -> None:
         if name not in known:
             hint = next((hint for hint, names in HINTS.items() if name in names.split()), nearest(name, known))
             raise UserError(f"Job has no argument '{name}'; {hint}")
-
-
-def refuse_settings(cls: type, values: Sequence[Any], named: Mapping[str, Any], right: str) -> None:
-    """Raises UserError with the line to write where a Recipe or an LRSchedule is given the settings of torch's class as
-    its own. right: the line, with the name of torch's class and the settings in its braces."""
-    unknown = {name: value for name, value in named.items() if name not in {field.name for field in fields(cls)}}
-    if unknown:
-        given = next(iter([*values, *named.values()]))
-        line = right.format(
-            cls=getattr(given, "__name__", "cls"),
-            named=", ".join(f"{name}={value!r}" for name, value in unknown.items()),
-            quoted=", ".join(f'"{name}": {value!r}' for name, value in unknown.items()),
-        )
-        raise UserError(f"{cls.__name__} has no argument '{next(iter(unknown))}'; write {cls.__name__}({line})")

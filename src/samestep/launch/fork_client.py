@@ -24,7 +24,7 @@ from typing import Literal
 
 from samestep.launch.stacks import place_of
 from samestep.message import Message, message
-from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
+from samestep.records.fork_messages import ForkAnswer, ForkRequest, answer_of, line_of
 from samestep.world import connections
 from samestep.world.imports import module_arguments
 from samestep.world.processes import COMMAND, Patience, die_with_parent, kill, this_command

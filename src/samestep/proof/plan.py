@@ -11,8 +11,7 @@ from dataclasses import replace
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
-from samestep.records.interruption import INTERRUPTED
-from samestep.records.plan import TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
+from samestep.records.plan import INTERRUPTED, TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
 from samestep.records.record import ReferenceLayoutRecord
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32

@@ -22,8 +22,9 @@ from samestep.data.schedule import Schedule
 from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
 from samestep.job import Job, MicroBatch
 from samestep.message import Message, message
+from samestep.rank.digests import bits_digest, digests, whole_parameters
 from samestep.rank.meter import Meter
-from samestep.rank.shards import bits_digest, block_of, digests, whole_parameters
+from samestep.rank.shards import block_of
 from samestep.world import World
 
 IN_A_ROW = 100  # steps left out in a row, after which the training ends: its weights, or all of its data, are bad

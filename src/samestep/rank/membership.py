@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from samestep.errors import LostPeer, Refused, UserError, printable
 from samestep.message import message
 from samestep.records.files import as_json, from_json
-from samestep.records.plan import LaunchRequest
+from samestep.records.launch_request import LaunchRequest
 from samestep.world import World
 
 POLL_S = 0.02

@@ -18,16 +18,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.shards import (
-    block_of,
-    digest_rows,
-    digest_state,
-    digests,
-    is_shard,
-    place_of,
-    sharded_like,
-    whole_parameters,
-)
+from samestep.rank.digests import digest_rows, digest_state, digests, whole_parameters
+from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
 from samestep.records.record import MicroBatchRecord, TensorRecord
 from samestep.world import World

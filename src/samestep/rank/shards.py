@@ -1,4 +1,4 @@
-"""What this rank keeps of a tensor, and digests of rows, of weights and of their replicas.
+"""What this rank keeps of a tensor: its shard, or all of it.
 
 torch.distributed.tensor is imported where there is a DTensor, and so is there already: its import takes as long as
 torch's own, and most trainings shard nothing.
@@ -6,13 +6,9 @@ torch's own, and most trainings shard nothing.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-
-from samestep.job.walk import leaves_of
 
 StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
 
@@ -46,72 +42,6 @@ def sharded_like(block: Tensor, parameter: Any) -> Tensor:
     return DTensor.from_local(block, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
-def digest_rows(data: Any, rows: int) -> list[str]:
-    """Returns a digest of each of the first `rows` rows of a batch, computed from the tensors' bytes.
-
-    A tensor whose first dimension is not `rows` is part of every row's digest, and so is every value that is no tensor.
-    """
-    hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
-    for leaf in leaves_of(data):
-        tensor = leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else None
-        if tensor is not None and tensor.dim() and len(tensor) == rows:
-            pieces = [_bytes(row) for row in tensor]
-        else:
-            pieces = [repr(leaf).encode() if tensor is None else _bytes(tensor)] * rows
-        for piece, state in zip(pieces, hashes):
-            state.update(piece)
-    return [state.hexdigest() for state in hashes]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def full_state_dict(model: nn.Module) -> StateDict:
     """Returns a module's state dict, with FSDP's shards gathered on every rank."""
     return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
-
-
-def digest_state(model: nn.Module) -> str:
-    """Returns a digest of a module's parameters and buffers, in the order of its state dict."""
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in (value for value in full_state_dict(model).values() if isinstance(value, Tensor)):
-        state.update(_bytes(tensor.detach().cpu().contiguous()))
-    return state.hexdigest()
-
-
-BLOCK = 1 << 17  # elements at once: a digest needs 24 bytes for each, which fit into a core's cache
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
-ODD = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  # factors that mix bits, of splitmix64
-KEPT = (1 << 62) - 1  # the bits of a digest: its negative must be a number, too
-
-
-def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters that every rank holds whole; those that FSDP or DeepSpeed shard have no replicas.
-
-    Buffers are left out: ranks keep their own (Layout.buffers), or get rank 0's before the next forward pass.
-    """
-    named = model.named_parameters()
-    return {name: p.detach() for name, p in named if not is_shard(p) and not hasattr(p, "ds_id")}
-
-
-def digests(tensors: dict[str, Tensor]) -> list[int]:
-    """Returns a digest of each tensor's bits, computed where the tensor is. One changed bit changes it."""
-    return torch.stack([bits_digest(tensor) for tensor in tensors.values()]).tolist() if tensors else []
-
-
-def bits_digest(tensor: Tensor) -> Tensor:
-    """Adds up the elements' bits, each mixed with its place. A scalar of int64."""
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = plain.contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    places = torch.arange(min(BLOCK, len(bits)), device=tensor.device).mul_(ODD[1])
-    for first in range(0, len(bits), BLOCK):
-        block = bits[first : first + BLOCK]
-        mixed = places[: len(block)] + first * ODD[1] % KEPT
-        mixed += block
-        mixed *= ODD[0]
-        mixed ^= mixed >> 29
-        mixed *= ODD[2]
-        total += mixed.sum()
-    return total & KEPT

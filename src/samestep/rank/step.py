@@ -22,6 +22,27 @@ from samestep.rank.weights import StateDict
 from samestep.world import World
 
 
+@dataclass
+class StepCount:
+    """The steps of a training. first: those that were done before, by the training that it continues; done: these too.
+
+    skipped: of the steps done. drawn: steps whose batches have been handed out; all_drawn: no more are. ends: the steps
+    after which patience has ended the training; None: it has not.
+    """
+
+    first: int = 0
+    done: int = 0
+    skipped: int = 0
+    drawn: int = 0
+    all_drawn: bool = False
+    ends: int | None = None
+
+    def continue_from(self, done: int, skipped: int) -> None:
+        """Continues the training that has done so many steps."""
+        self.first = self.done = self.drawn = done
+        self.skipped = skipped
+
+
 def default_generator(device: str) -> torch.Generator:
     """Returns the default random generator of `device`, which dropout there draws from.
 
@@ -168,6 +189,35 @@ class CarriedState:
         if batch.micro_batch.rows:
             self._of_micro[batch.micro_batch.micro] = detached(state)
         return output
+
+
+class ForwardPass:
+    """What forward passes need besides the model: the phases and the random generators; where the job asks, the
+    state that is carried from step to step and the closure of the optimizer's step."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.carried = CarriedState() if job.carry_state else None
+        self.closure = Closure(world) if job.optimizer.needs_closure else None
+        self._job, self._world = job, world
+        self._of_phase = job.of_phases()
+        self._phase: ActivePhase | None = None
+        self._streams = [default_generator(device) for device in world.devices]
+
+    def begin(self, micro_batch: MicroBatch, model: nn.Module | None) -> Job:
+        """Activates the micro-batch's phase and seeds the generators. Returns the job of the phase."""
+        if self._job.phases and model:
+            self._phase = self._phase or ActivePhase(self._job.phases, model)
+            self._phase.activate(micro_batch.phase)
+        first = self._world.rank * len(self._streams)
+        for replica, stream in enumerate(self._streams, first):
+            stream.manual_seed(key(self._job.seed, "replica", micro_batch.step, micro_batch.micro, replica))
+        return self._of_phase[micro_batch.phase]
+
+    def end(self) -> None:
+        """Lets go of the active phase."""
+        if self._phase:
+            self._phase.end()
+            self._phase = None
 
 
 def detached(state: Any) -> Any:

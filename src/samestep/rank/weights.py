@@ -17,7 +17,7 @@ from samestep.errors import UserError, first_few, printable
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.shards import StateDict as StateDict
 from samestep.rank.shards import block_of
-from samestep.records.exported import other_file, write_list
+from samestep.records.checkpoint import other_file, write_list
 from samestep.records.results import RunResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from samestep.rank import flight_recorder
-from samestep.rank.shards import digests
+from samestep.rank.digests import digests
 from samestep.recorder.loaders import Loaders
 from samestep.records.flight_recorder import Entry
 from samestep.records.script import NO_LOADER, EvaluationRecord, GroupRecord

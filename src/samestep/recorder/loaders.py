@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.job.walk import leaves_of
-from samestep.rank.shards import digest_rows
+from samestep.rank.digests import digest_rows
 from samestep.records.script import PassRecord
 
 SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume

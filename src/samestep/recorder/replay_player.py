@@ -30,8 +30,8 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
-from samestep.records.arrays import read_arrays
 from samestep.records.script import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
+from samestep.records.tensor_files import read_arrays
 
 NEAR_ROWS = 1e-4, 1e-2  # how near rows that are computed of a batch are to the ranks', at the first step and later
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of

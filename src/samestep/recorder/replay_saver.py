@@ -21,8 +21,8 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.sharding import dimension_of
-from samestep.records.arrays import write_state
 from samestep.records.script import END, KEPT, START
+from samestep.records.tensor_files import write_state
 from samestep.world import World
 
 Weights = dict[str, Tensor]

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.rank.shards import block_of, digests, is_shard, place_of
+from samestep.rank.digests import digests
+from samestep.rank.shards import block_of, is_shard, place_of
 from samestep.recorder.window import compress
 
 NONE = object()

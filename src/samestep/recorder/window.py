@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samestep.records.arrays import write_arrays
 from samestep.records.script import (
     BUCKETS,
     LOCAL,
@@ -25,6 +24,7 @@ from samestep.records.script import (
     LossRecord,
     MicroBatchRecord,
 )
+from samestep.records.tensor_files import write_arrays
 
 PERIOD = 65537  # prime, so that no two elements of a bucket have the same sign throughout
 

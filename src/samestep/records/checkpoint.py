@@ -1,18 +1,22 @@
-"""A checkpoint's files besides its tensors: the manifest, and what each rank has written."""
+"""A checkpoint's files besides its tensors: the manifest, and what each rank has written; and the list of an export's
+files, which alone it may remove."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from samestep.errors import printable
-from samestep.records.files import as_json
+from samestep.records.files import as_json, replace_text
 from samestep.records.launch_request import LaunchRequest
+from samestep.world.regular_files import read_regular
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
@@ -96,3 +100,32 @@ class RankPart:
 
     tree: Any
     places: Mapping[str, Place] = field(default_factory=dict)
+
+
+LIST = ".samestep-export"
+MOST_BYTES = 1 << 20
+
+
+def write_list(folder: Path) -> None:
+    """Notes that an export has written all files that are in `folder`."""
+    replace_text(folder / LIST, "\n".join(sorted(_files(folder))))
+
+
+def other_file(folder: Path) -> str:
+    """Returns the name of a file in `folder` that no export has written; '' where there is none."""
+    written = {LIST}
+    with suppress(OSError, ValueError):
+        written |= {*read_regular(folder / LIST, MOST_BYTES).decode().split("\n")}
+    return min(_files(folder) - written, default="")
+
+
+def _files(folder: Path) -> set[str]:
+    """The names of what is in a folder, with those in its folders; an empty folder is no file."""
+    return {
+        os.path.relpath(os.path.join(inside, name), folder)
+        for inside, folders, files in os.walk(folder)
+        for name in [
+            *files,
+            *(link for link in folders if os.path.islink(os.path.join(inside, link))),
+        ]
+    }

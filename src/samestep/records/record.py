@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.engine import Layout
 from samestep.message import Message
-from samestep.records.arrays import read_arrays
 from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
+from samestep.records.tensor_files import read_arrays
 from samestep.world import World
 
 if TYPE_CHECKING:

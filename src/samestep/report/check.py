@@ -11,8 +11,8 @@ from rich.table import Table
 from samestep.message import Message, message
 from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
-from samestep.report.console import cell, terminal
 from samestep.report.language import text
+from samestep.report.terminal import cell, terminal
 
 STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow", "warning": "bold yellow"}
 ANSWERS: Mapping[Answer, Message] = {

@@ -6,8 +6,7 @@ from markupsafe import Markup
 
 from samestep.records.collectives import CollectiveResults
 from samestep.report import collective_text, numbers
-from samestep.report.matplotlib_settings import import_matplotlib
-from samestep.report.templates import template
+from samestep.report.html_pages import import_matplotlib, template
 
 FACTORS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
 

@@ -9,9 +9,8 @@ from markupsafe import Markup
 
 from samestep.records.monitor import CSV, MonitorSummary, Sample
 from samestep.report import monitor_text, numbers
-from samestep.report.figures.step_parts import StepParts
-from samestep.report.matplotlib_settings import import_matplotlib
-from samestep.report.templates import template
+from samestep.report.figures.data_wait import StepParts
+from samestep.report.html_pages import import_matplotlib, template
 
 
 def monitor_page(

@@ -7,8 +7,7 @@ from markupsafe import Markup
 from samestep.message import Message
 from samestep.records.results import CompareResults
 from samestep.report import columns, monitor_text, numbers, verdicts
-from samestep.report.matplotlib_settings import import_matplotlib
-from samestep.report.templates import template
+from samestep.report.html_pages import import_matplotlib, template
 from samestep.report.verdicts import TRAININGS, comparable_rows, folded, headline, label, speed
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}

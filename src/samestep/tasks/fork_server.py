@@ -25,7 +25,7 @@ from pathlib import Path
 
 from samestep import engine
 from samestep.records.files import prepare
-from samestep.records.fork import ForkAnswer, ForkRequest, line_of, request_of
+from samestep.records.fork_messages import ForkAnswer, ForkRequest, line_of, request_of
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Progress, RankRecord
 from samestep.records.script import ScriptPlan, ScriptRecord

@@ -17,10 +17,9 @@ from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import ByLength, Job, Lanes
 from samestep.message import message
+from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
-from samestep.rank.shards import digest_state
-from samestep.records.interruption import INTERRUPTED, interruption
-from samestep.records.plan import ContinuedLayout, LayoutPlan, ProveTask, ReferencePlan
+from samestep.records.plan import INTERRUPTED, ContinuedLayout, LayoutPlan, ProveTask, ReferencePlan, interruption
 from samestep.records.record import (
     Progress,
     Record,

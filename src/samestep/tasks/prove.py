@@ -11,13 +11,12 @@ from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import BestWeights, Evaluator, evaluate, plain_model
-from samestep.rank.group import checkpoint_store
+from samestep.rank.process_group import checkpoint_store
 from samestep.rank.weights import StateDict
-from samestep.records.arrays import write_state
 from samestep.records.checkpoint import Interval
-from samestep.records.interruption import interruption
-from samestep.records.plan import Interrupted, Plan, ProveTask
+from samestep.records.plan import Interrupted, Plan, ProveTask, interruption
 from samestep.records.record import TrainingRecord
+from samestep.records.tensor_files import write_state
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run

@@ -15,10 +15,10 @@ from samestep.rank import hardware
 from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
 from samestep.rank.evaluate import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.guards import Guards, check_can_skip
 from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
+from samestep.rank.process_group import checkpoint_store, export_store, stop_store
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.plan import Plan, RunTask
@@ -55,7 +55,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
             samples=samples,
             loss=loss,
             curve=best.curve,
-            resumed_from=run.first,
+            resumed_from=run.count.first,
             ranks=world.size,
         )
         write_progress(world.rank, folder, now)
@@ -79,7 +79,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
     profile.close()
     checkpoints.close()
     observed = run.observations()
-    done = run.first + len(observed.step_s)
+    done = run.count.first + len(observed.step_s)
     write_progress(world.rank, folder, Progress("evaluate", attempt(), ranks=world.size))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(done, state, last=True)

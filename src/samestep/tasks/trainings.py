@@ -14,9 +14,9 @@ from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank import flight_recorder, hardware
 from samestep.rank.evaluate import evaluate
-from samestep.rank.group import process_group
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
+from samestep.rank.process_group import process_group
 from samestep.rank.weights import model_with_weights
 from samestep.records.files import write_array
 from samestep.records.plan import EvaluateTask, MeasureTask, Plan

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from samestep.testing.pool import Pool
+    from samestep.testing.run_on_ranks import Pool
 
 __all__ = ["ranks"]
 MARK = "samestep_ranks"  # not 'ranks', which may be a mark of the project's own: pytest loads this plugin everywhere
@@ -69,11 +69,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     mark = item.get_closest_marker(MARK)
     if mark is None or item.config.pluginmanager.hasplugin(RANK_PLUGIN):
         return None
-    from samestep.testing import pool
+    from samestep.testing import run_on_ranks
 
     if POOL not in item.config.stash:
-        item.config.stash[POOL] = pool.Pool(item.config)
-    pool.run_protocol(item.config.stash[POOL], item, nextitem, mark)
+        item.config.stash[POOL] = run_on_ranks.Pool(item.config)
+    run_on_ranks.run_protocol(item.config.stash[POOL], item, nextitem, mark)
     return True
 
 

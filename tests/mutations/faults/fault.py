@@ -30,7 +30,7 @@ class Fault(PlantedFault):
 
 
 DDP, RUN, SCHEDULE = "engines/ddp.py", "training.py", "data/schedule.py"
-LOADER, EVALUATE = "data/loader.py", "rank/evaluate.py"
+LOADER, EVALUATE, STEP = "data/loader.py", "rank/evaluate.py", "rank/step.py"
 WRAPPED = "        optimizer = job.optimizer.build(module)\n"
 BACKWARD = "                loss.backward()\n"
 COMPLETED = "            if batch.completes_step:\n"

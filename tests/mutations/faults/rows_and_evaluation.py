@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.faults.fault import EVALUATE, LOADER, RUN, SCHEDULE, Fault
+from mutations.faults.fault import EVALUATE, LOADER, RUN, SCHEDULE, STEP, Fault
 
 FAULTS = (
     Fault(
@@ -15,8 +15,8 @@ FAULTS = (
     ),
     Fault(
         "dropout equal on all ranks",
-        RUN,
-        "first = self.world.rank * len(self._streams)",
+        STEP,
+        "first = self._world.rank * len(self._streams)",
         "first = 0",
         ("loss",),
         "rank_draws_other_random_numbers",
@@ -25,7 +25,7 @@ FAULTS = (
     ),
     Fault(
         "dropout equal at all steps",
-        RUN,
+        STEP,
         '"replica", micro_batch.step, micro_batch.micro',
         '"replica", 0, micro_batch.micro',
         ("loss",),

@@ -13,9 +13,9 @@ from proof.script.test_script import NAMES, STEPS, finding_of, judged
 from samestep.commands.judge_records import diff
 from samestep.errors import UserError
 from samestep.message import message
-from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import read, write
 from samestep.records.script import END, PLAN, START, DiffResults, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.tensor_files import read_arrays, write_arrays
 
 
 def recorded(folder: Path, kind: str = "mean", end: float = 1.0) -> Path:

@@ -12,12 +12,12 @@ from proof.script.test_script import NAMES, SIZE, STEPS, found, judged, ranks_of
 from samestep.message import Message, message
 from samestep.proof.script.gradients import gradient
 from samestep.proof.script.loss_weight import accumulated_targets, several_losses
-from samestep.records.arrays import write_arrays
 from samestep.records.record import Record
 from samestep.records.script import (
     LossRecord,
     MicroBatchRecord,
 )
+from samestep.records.tensor_files import write_arrays
 
 
 def test_terms_may_be_weighted_on_purpose(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
 from samestep.proof.script.replay import drifts, judge_replay
-from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import ClipRecord, Distance, Finding, ReplayRecord, ScriptRecord, StepRecord
+from samestep.records.tensor_files import write_arrays
 
 
 @dataclass

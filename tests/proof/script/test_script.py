@@ -12,7 +12,6 @@ import pytest
 
 from samestep.message import Message, message
 from samestep.proof.script import first_divergence, judge, with_replay
-from samestep.records.arrays import write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.results import Divergence
@@ -27,6 +26,7 @@ from samestep.records.script import (
     ScriptRecord,
     StepRecord,
 )
+from samestep.records.tensor_files import write_arrays
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
 SIZE, STEPS, ROWS = 2, 4, 24

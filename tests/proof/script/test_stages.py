@@ -8,10 +8,10 @@ from pathlib import Path
 from proof.script.test_script import NAMES, STEPS, finding_of, judged
 from samestep.message import message
 from samestep.proof.script import judge, pipeline_stages
-from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.script import CheckResults, PassRecord, ScriptPlan, ScriptRecord
+from samestep.records.tensor_files import read_arrays, write_arrays
 
 
 def pipeline(folder: Path, scale: float = 1.0, micro_batches: int = 1, weight: float | None = None) -> CheckResults:

@@ -21,13 +21,13 @@ from samestep.proof.script.updates import (
     weights,
     why_unequal_calls,
 )
-from samestep.records.arrays import write_arrays
 from samestep.records.record import Record
 from samestep.records.script import (
     ClosureRecord,
     ScriptPlan,
     ScriptRecord,
 )
+from samestep.records.tensor_files import write_arrays
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])

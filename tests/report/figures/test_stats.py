@@ -8,7 +8,7 @@ from math import comb
 import pytest
 
 from samestep.records.results import Summary
-from samestep.report.figures.stats import ratios, summary
+from samestep.report.figures.speed import ratios, summary
 
 VALUES = [float(k**3) for k in range(501)]  # skewed: a symmetric interval, or one around the mean, is wrong here
 

@@ -54,8 +54,8 @@ FAULTS = (
     ResumeFault(
         "the workers' prefetched batches lost",
         RUN,
-        "self.steps, first=self.first)",
-        "self.steps, first=self.first + 2 * bool(self.first))",
+        "self.steps, first=self.count.first)",
+        "self.steps, first=self.count.first + 2 * bool(self.count.first))",
         ("rows",),
         "step_without_rows",
     ),
@@ -71,8 +71,9 @@ FAULTS = (
     ResumeFault(
         "random stream counted from the interruption",
         RUN,
-        '"replica", micro_batch.step, micro_batch.micro',
-        '"replica", micro_batch.step - self.first, micro_batch.micro',
+        "        job = self._forward.begin(micro_batch, ",
+        "        from dataclasses import replace\n\n"
+        "        job = self._forward.begin(replace(micro_batch, step=micro_batch.step - self.count.first), ",
         ("loss",),
         "loss_with_other_random_numbers_after_loading",
         job="stateful",

@@ -16,7 +16,7 @@ import torch
 from samestep import engine as engines
 from samestep.data.schedule import schedule_of
 from samestep.rank.evaluate import evaluate, plain_model
-from samestep.rank.group import process_group
+from samestep.rank.process_group import process_group
 from samestep.tasks.inspect.load import build
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run

@@ -18,8 +18,8 @@ from samestep import engine as engines
 from samestep.engines import ddp
 from samestep.errors import UserError
 from samestep.tasks.eject import eject, literal
-from samestep.tasks.eject.imports import Import, block
 from samestep.tasks.eject.runtime import group, horovod
+from samestep.tasks.eject.source import Import, block
 from samestep.tasks.inspect.load import build
 
 KEY = "\ndef key(x):\n    return x\n"

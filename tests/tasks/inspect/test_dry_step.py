@@ -19,7 +19,7 @@ from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError
 from samestep.message import message
-from samestep.tasks.inspect.dry_step import dry_step
+from samestep.tasks.inspect.dry_run import dry_step
 from samestep.tasks.inspect.job import inspect_job
 
 X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)
@@ -322,7 +322,7 @@ def test_a_forward_may_compute_derivatives(forward: Any) -> None:
 
 def test_operations_that_cannot_be_counted_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a forward that fails while they are counted, and of one that fails always."""
-    from samestep.tasks.inspect import dry_step as module
+    from samestep.tasks.inspect import dry_run as module
 
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the counter's own")

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep import Job, Recipe
-from samestep.commands.inspected_setup import refusal
+from samestep.commands.engine_rows import refusal
 from samestep.engines import fsdp
 from samestep.errors import UserError
 from samestep.message import Message
 from samestep.records.inspection import VaryingCalls
+from samestep.tasks.inspect.dry_run import varying_calls
 from samestep.tasks.inspect.engines import inspect_engines, units_of_engines
 from samestep.tasks.inspect.job import inspect_job
-from samestep.tasks.inspect.unit_calls import varying_calls
 
 ROWS = torch.stack([torch.arange(20.0), torch.zeros(20)], 1)
 

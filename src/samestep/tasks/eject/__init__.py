@@ -25,12 +25,11 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.tasks.eject import runtime
-from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.neighbours import Neighbours
 from samestep.tasks.eject.prune import pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
-from samestep.tasks.eject.source import Source, is_ours, origin
+from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
 
@@ -111,7 +110,7 @@ class ScriptPlan:
         self.close = "close" if engine.close else ""
         self.saves = not is_whole and name not in NOT_SAVED
         is_sharded = (name, str(settings.get("strategy", ""))) in SHARDED
-        self.run: Place = (f"{RUNTIME}.run", "Run")
+        self.run: Place = (f"{RUNTIME}.plain_run", "Run")
         if is_whole:
             self.run = (f"{RUNTIME}.whole_run", "WholeRun")
         texts = {setting: literal(value) for setting, value in settings.items()}
@@ -124,21 +123,21 @@ class ScriptPlan:
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
         self.stands_for: dict[Place, Place] = {
             ("samestep.job", "Job"): ("samestep.job.fields", "Job"),
-            ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
+            ("samestep.training", "Run"): (f"{RUNTIME}.plain_run", "Run"),
             ("samestep.job", "MicroBatch"): (f"{RUNTIME}.micro_batch", "MicroBatch"),
             ("samestep.job.batch", "MicroBatch"): (f"{RUNTIME}.micro_batch", "MicroBatch"),
-            ("samestep.errors", "UserError"): (f"{RUNTIME}.errors", "UserError"),
-            ("samestep.errors", "Refused"): (f"{RUNTIME}.errors", "Refused"),
-            ("samestep.message", "message"): (f"{RUNTIME}.errors", "message"),
+            ("samestep.errors", "UserError"): (f"{RUNTIME}.script_errors", "UserError"),
+            ("samestep.errors", "Refused"): (f"{RUNTIME}.script_errors", "Refused"),
+            ("samestep.message", "message"): (f"{RUNTIME}.script_errors", "message"),
             ("samestep.world", "World"): world,
             (f"{RUNTIME}.world", "World"): world,
             ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
         }
         if reach.plain_rows:
-            self.stands_for[f"{RUNTIME}.loader", "loaded"] = (f"{RUNTIME}.plain_rows", "loaded")
+            self.stands_for[f"{RUNTIME}.loaded_rows", "loaded"] = (f"{RUNTIME}.plain_rows", "loaded")
             self.stands_for["samestep.job", "Batch"] = (f"{RUNTIME}.plain_rows", "Batch")
         if not reach.plain_evaluation:
-            self.stands_for[f"{RUNTIME}.plain_evaluation", "finish"] = (f"{RUNTIME}.evaluation", "finish")
+            self.stands_for[f"{RUNTIME}.plain_evaluation", "finish"] = (f"{RUNTIME}.whole_evaluation", "finish")
 
     def roots(self) -> list[Place]:
         """Returns what the script's last lines need, beside the job."""

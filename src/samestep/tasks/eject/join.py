@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from samestep.errors import UserError
-from samestep.tasks.eject.imports import Imports
-from samestep.tasks.eject.names import listed
 from samestep.tasks.eject.neighbours import Neighbours
-from samestep.tasks.eject.source import Source, Statement, is_ours
+from samestep.tasks.eject.source import Imports, Source, Statement, is_ours, listed
 
 Place = tuple[str, str]  # a module and a name in it
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import symtable
+import sys
 import tokenize
 from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from samestep.errors import UserError
-from samestep.tasks.eject.imports import Import, Imports
-from samestep.tasks.eject.names import bound_and_used
 
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -255,3 +256,91 @@ def _mentions(node: ast.AST) -> set[str]:
 
 def _names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+class _Plain(ast.NodeTransformer):
+    """Removes annotations, which a script does not need."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        self.generic_visit(node)
+        return ast.Pass() if node.value is None else ast.Assign([node.target], node.value, lineno=node.lineno)
+
+
+def bound_and_used(statement: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that a statement binds at a module's top, by `global` in its functions too; and those that it reads
+    there, in any of its functions: the module's, and Python's. Annotations count for nothing."""
+    top, *inner = _scopes(ast.unparse(_Plain().visit(deepcopy(statement))))
+    binds = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
+    uses = {name.get_name() for name in top.get_symbols() if name.is_referenced()}
+    for name in (name for scope in inner for name in scope.get_symbols()):
+        binds |= {name.get_name()} if name.is_declared_global() and name.is_assigned() else set()
+        uses |= {name.get_name()} if name.is_global() and name.is_referenced() else set()
+    return frozenset(binds), frozenset(uses)
+
+
+def listed(names: set[str]) -> str:
+    return " and ".join(f"`{name}`" for name in sorted(names))
+
+
+def _scopes(text: str) -> Iterator[symtable.SymbolTable]:
+    waiting = [symtable.symtable(text, "script", "exec")]
+    while waiting:
+        table = waiting.pop(0)
+        yield table
+        waiting += table.get_children()
+
+
+class Import(NamedTuple):
+    """One name that an import binds. name '' for a plain `import module`, with or without `as`."""
+
+    module: str
+    name: str
+    bound: str
+
+    @property
+    def plain(self) -> bool:
+        return not self.name and self.bound == self.module
+
+
+Imports = dict[
+    str, Import
+]  # by the name that each binds; a plain one by its module: `import a.b` and `import a` both stay
+
+
+def block(imports: Imports) -> str:
+    """The import lines, as ruff sorts them."""
+    sections: list[list[str]] = [[], [], []]
+    for module in sorted({line.module for line in imports.values()}, key=str.lower):
+        section = 0 if module == "__future__" else 1 if module.partition(".")[0] in sys.stdlib_module_names else 2
+        sections[section] += _lines([line for line in imports.values() if line.module == module])
+    ordered = ["\n".join(sorted(lines, key=lambda line: line.startswith("from"))) for lines in sections if lines]
+    return "\n\n".join(ordered)
+
+
+def _lines(imports: list[Import]) -> Iterator[str]:
+    module = imports[0].module
+    for line in sorted((line for line in imports if not line.name), key=lambda line: (not line.plain, line.bound)):
+        yield f"import {module}" + ("" if line.plain else f" as {line.bound}")
+    named = sorted((line for line in imports if line.name), key=lambda line: _by_type(line.name))
+    if unaliased := [line.name for line in named if line.bound == line.name]:
+        text = f"from {module} import {', '.join(unaliased)}"
+        wrapped = "\n".join([f"from {module} import (", *(f"    {imported}," for imported in unaliased), ")"])
+        yield text if len(text) <= 120 else wrapped
+    yield from (f"from {module} import {line.name} as {line.bound}" for line in named if line.bound != line.name)
+
+
+def _by_type(name: str) -> tuple[int, str, str]:
+    """Constants, then classes, then functions, as ruff orders them."""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name.lower(), name)

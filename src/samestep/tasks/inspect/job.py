@@ -22,16 +22,22 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
+from samestep.rank.digests import digest_state
 from samestep.rank.evaluate import chunk_rows
-from samestep.rank.shards import digest_state
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import ProveTask
-from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
-from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_step
+from samestep.tasks.inspect.dry_run import (
+    DryEvaluation,
+    DryStep,
+    Units,
+    check_dense,
+    dry_evaluation,
+    dry_step,
+    varying_calls,
+)
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
-from samestep.tasks.inspect.unit_calls import Units, varying_calls
 from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
 
 RAISED = "function_of_the_job_raised"  # the message of a function of the job's that fails on some rows

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from samestep.job import Job
 from samestep.tasks.eject.runtime.plain_evaluation import finish
-from samestep.tasks.eject.runtime.run import Run
+from samestep.tasks.eject.runtime.plain_run import Run
 
 LAUNCH = "python -m torch.distributed.run --nproc-per-node={size} {file}"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samestep.job import Job
 from samestep.tasks.eject.runtime.plain_evaluation import finish
-from samestep.tasks.eject.runtime.run import Run
+from samestep.tasks.eject.runtime.plain_run import Run
 
 LAUNCH = "horovodrun -np {size} python {file}"
 UNSUPPORTED = frozenset(("gather_outputs", "an optimizer whose step needs a closure"))  # they need torch's own group

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samestep.job import Job
 from samestep.tasks.eject.runtime.plain_evaluation import finish
-from samestep.tasks.eject.runtime.run import Run
+from samestep.tasks.eject.runtime.plain_run import Run
 
 LAUNCH = "python {file}"
 LONE_BATCHNORM = False  # SyncBatchNorm does not find this engine's other replicas

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samestep.job import Job
-from samestep.tasks.eject.runtime.loader import loaded
+from samestep.tasks.eject.runtime.loaded_rows import loaded
 from samestep.tasks.eject.runtime.micro_batch import MicroBatch
 from samestep.tasks.eject.runtime.world import World
 

@@ -13,7 +13,7 @@ import torch
 from samestep.job import Job
 from samestep.tasks.eject.runtime.group import World, synced
 from samestep.tasks.eject.runtime.plain_evaluation import finish
-from samestep.tasks.eject.runtime.run import Run
+from samestep.tasks.eject.runtime.plain_run import Run
 
 LAUNCH = "python {file} {size}"
 IS_RANK = "SCRIPT_IS_A_RANK"  # environment variable: TorchTrainer has started this process

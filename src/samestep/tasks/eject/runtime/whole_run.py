@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from samestep.job import Batch, Job
 from samestep.rank.step import CarriedState, Closure, loss_over_all_rows
 from samestep.rank.weights import Ema
-from samestep.tasks.eject.runtime.run import Run
+from samestep.tasks.eject.runtime.plain_run import Run
 
 
 class WholeRun(Run):

@@ -21,7 +21,7 @@ import pytest
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.records.rank_tests import DUMP_STACKS, AskState, ProcessState, PytestSession, RankState
-from samestep.testing.output import Output
+from samestep.testing.rank_results import Output
 from samestep.world import connections
 from samestep.world.imports import module_arguments
 from samestep.world.processes import kill

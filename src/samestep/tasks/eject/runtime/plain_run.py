@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.data.schedule import key, schedule_of
 from samestep.job import Batch, Job
-from samestep.tasks.eject.runtime.loader import loaded
+from samestep.tasks.eject.runtime.loaded_rows import loaded
 from samestep.tasks.eject.runtime.plain_schedule import Schedule
 from samestep.tasks.eject.runtime.world import World
 

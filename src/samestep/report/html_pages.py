@@ -1,12 +1,37 @@
-"""The templates of the HTML pages: one file each, no network, no script; all names and texts are escaped."""
+"""What the HTML pages are made with: their templates, one file each, and matplotlib.
+
+No network, no script; all names and texts are escaped.
+"""
 
 from __future__ import annotations
+
+import os
+from importlib import import_module
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from samestep.errors import LONGEST_MESSAGE, printable
 from samestep.message import Message
+
+FILE = "matplotlibrc"
+
+
+def import_matplotlib() -> None:
+    """Imports matplotlib without the settings of the current folder, where its file `matplotlibrc` would come first.
+
+    In a folder that came from elsewhere it could have texts drawn by LaTeX, or be a named pipe, for which the import
+    would wait for ever.
+    """
+    folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC) if os.path.lexists(FILE) else None
+    try:
+        if folder is not None:
+            os.chdir(os.path.dirname(__file__))
+        import_module("matplotlib")
+    finally:
+        if folder is not None:
+            os.fchdir(folder)
+            os.close(folder)
 
 
 def _shown(value: object) -> object:

@@ -1,4 +1,5 @@
-"""Runs one small batch through the job, forward and backward, to refuse before a launch what no engine can train."""
+"""Tries a job before a launch on a few rows, to refuse what no engine can train: a step, forward and backward; an
+evaluation; and how often a forward pass calls the modules that an engine gathers."""
 
 from __future__ import annotations
 
@@ -6,23 +7,30 @@ import inspect
 import re
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from samestep.data.loader import Rows, to_device
-from samestep.data.schedule import Schedule
-from samestep.errors import UserError, not_a_scalar
-from samestep.job import Batch, Job, output_and_state
+from samestep.data.loader import KeyedRandom, Rows, fetch, to_device
+from samestep.data.schedule import Schedule, schedule_of
+from samestep.errors import UserError, not_a_scalar, not_per_row
+from samestep.job import Batch, Job, MicroBatch, counts_by_itself, output_and_state, reads_batch
 from samestep.job.walk import leaves_of, without_graph
 from samestep.message import message
-from samestep.rank.step import ActivePhase, detached, is_one_row_error
+from samestep.rank.evaluate import count_metric, evaluate
+from samestep.rank.step import ActivePhase, default_generator, detached, is_one_row_error
+from samestep.records.inspection import VaryingCalls
+from samestep.reference.replica_state import output_and_loss
+from samestep.world import World
 from samestep.world.imports import is_users_code
 
 ROWS = 4
@@ -236,3 +244,153 @@ def raising(what: str, do: Any, rows: int | None) -> Any:
                 hint=hint,
             )
         ) from error
+
+
+EVALUATION_ROWS = 16
+
+
+@dataclass(frozen=True)
+class DryEvaluation:
+    """What an evaluation of a few rows showed. draws: what draws random numbers: 'dataset', 'collate', 'model'.
+    has_loss: whether the criterion returns a loss there."""
+
+    draws: tuple[str, ...] = ()
+    has_loss: bool = True
+
+
+def dry_evaluation(
+    job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS
+) -> DryEvaluation:
+    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does.
+
+    few: the rows that metrics are called with. at_once: those of a batch.
+    """
+    if job.evaluation is None:
+        return DryEvaluation()
+    subset: Any = Subset(job.evaluation, range(min(2 * at_once, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=subset, micro_batch=at_once, gather_outputs=False, workers=0)
+    rows = replace(small.evaluated(), global_batch=1, weight=None, shuffle=False)
+    draws = _draws(rows, model, device, few)
+    _check_metrics(rows, model, device, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that expect more rows
+        found = raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
+    if not found.sums:
+        raise UserError(message("evaluation_measures_nothing"))
+    has_loss = "loss" in found.sums
+    if not has_loss and job.scheduler and job.scheduler.every == "evaluation" and job.scheduler.metric == "loss":
+        raise UserError(message("scheduler_steps_by_a_missing_loss", metric=next(iter(job.metrics))))
+    return DryEvaluation(draws, has_loss)
+
+
+def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]:
+    """Returns what draws random numbers. job: its training data are the evaluation's."""
+    rows = list(range(min(few, len(job.train))))
+    micro_batch = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
+    model, stream = model.to(device).eval(), default_generator(device)
+    read, before = Rows(job), stream.get_state()
+    keyed = {what: KeyedRandom() for what in ("dataset", "collate", "model")}
+    samples = raising("reading", lambda: keyed["dataset"](lambda: fetch(read.dataset, rows)), len(rows))
+    data = raising("reading", lambda: keyed["collate"](lambda: read.collate(samples)), len(rows))
+    batch = Batch(to_device(data, device), micro_batch)
+    raising("forward", lambda: keyed["model"](lambda: without_graph(job.output, model, batch)), len(rows))
+    on_gpu = not torch.equal(before, stream.get_state())
+    return tuple(what for what in keyed if keyed[what].drawn or (on_gpu and what == "model"))
+
+
+def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
+    """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
+    micro_batch = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
+    model = model.to(device).eval()
+    batch = Batch(
+        to_device(raising("reading", lambda: Rows(job)[micro_batch][1], micro_batch.rows), device), micro_batch
+    )
+    with torch.no_grad():
+        output = raising("forward", lambda: without_graph(job.output, model, batch), micro_batch.rows)
+        try:
+            raising("criterion", lambda: without_graph(output_and_loss, job, model, batch), micro_batch.rows)
+        except UserError as error:
+            kind, name = _kind_of(output), type(output).__name__
+            raise UserError(
+                message("criterion_fails_in_the_evaluation", output=kind, type=name, why=error.message)
+            ) from error
+        for name, metric in job.metrics.items():
+            if counts_by_itself(metric):
+                if batch.targets is None and not reads_batch(metric):
+                    raise UserError(message("metric_gets_no_targets", metric=name))
+                raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), micro_batch.rows)
+                continue
+            values = raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), micro_batch.rows)
+            if not isinstance(values, Tensor) or list(values.shape) != [micro_batch.rows]:
+                raise not_per_row(name, list(getattr(values, "shape", [])), micro_batch.rows)
+
+
+def _kind_of(output: Any) -> str:
+    """Names what forward returns, for a sentence: 'a list of dict'."""
+    inner = f" of {type(output[0]).__name__}" if isinstance(output, list | tuple) and output else ""
+    return f"a {type(output).__name__}{inner}"
+
+
+MOST_ROWS = 16  # of a rank's own part, which is tried where it is no larger
+
+Units = Callable[[nn.Module], list[nn.Module]]
+
+
+def varying_calls(
+    job: Job, model: Callable[[], nn.Module], units: Mapping[str, Units], replicas: int, device: str
+) -> dict[str, VaryingCalls]:
+    """Returns the engines -> their first unit that not every forward pass calls as often.
+
+    units: engine -> the modules that its ranks gather when they are called. Nothing is said of a job whose functions
+    raise on these rows: dry_step names the error.
+    """
+    found = {}
+    for engine, units_of in units.items():
+        try:
+            net = model().to(device)
+            if unit := _varying(job, net, units_of(net), replicas, device):
+                found[engine] = unit
+        except Exception:
+            continue
+    return found
+
+
+def _varying(job: Job, model: nn.Module, units: list[nn.Module], replicas: int, device: str) -> VaryingCalls | None:
+    """Compares the calls of each unit, first over batches of as many rows, then over others."""
+    if not units:
+        return None
+    calls: Counter[nn.Module] = Counter()
+    for unit in units:
+        unit.register_forward_pre_hook(lambda module, inputs: calls.update([module]))
+    names = {module: name for name, module in model.named_modules()}
+    read, first = Rows(job), None
+    for micro_batch in _micro_batches(job, replicas):
+        calls.clear()
+        data = to_device(read[micro_batch][1], device)
+        for number, turn in enumerate(job.of_phases()):
+            batch: Any = Batch(data, replace(micro_batch, phase=number))
+            without_graph(turn.forward, model, batch)
+        rows, counts = micro_batch.rows, [calls[unit] for unit in units]
+        first = first or (rows, counts)
+        for unit, count, before in zip(units, counts, first[1]):
+            if count != before:
+                return VaryingCalls(names[unit], "data" if rows == first[0] else "rows")
+    return None
+
+
+def _micro_batches(job: Job, replicas: int) -> list[MicroBatch]:
+    """Returns batches of as many rows, the first twice, as a forward may draw; one with fewer; the ranks' last."""
+    alone, ranks = schedule_of(job, 1), schedule_of(job, replicas)
+    last = alone.steps_per_epoch - 1
+    few = [_cut(alone.step(0, 0, step)[0], ROWS) for step in (0, 0, min(1, last))]
+    micro_batches = [ranks.step(rank, 0, last)[0] for rank in (0, replicas - 1)]
+    return [
+        *few,
+        _cut(few[0], max(1, few[0].rows - 1)),
+        *(micro_batch for micro_batch in micro_batches if 0 < micro_batch.rows <= MOST_ROWS),
+    ]
+
+
+def _cut(micro_batch: MicroBatch, most: int) -> MicroBatch:
+    rows = min(micro_batch.rows, most)
+    return replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows)

@@ -14,9 +14,8 @@ import pytest
 from samestep.errors import UserError
 from samestep.launch import rendezvous_address
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
-from samestep.testing.merge import failure, merged
-from samestep.testing.processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
-from samestep.testing.results import RankResult
+from samestep.testing.rank_processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
+from samestep.testing.rank_results import RankResult, failure, merged
 
 SETTLE_S = 1.0  # at least so long the other ranks have once one has failed
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors
-from samestep.tasks.eject.runtime.loader import loaded
+from samestep.tasks.eject.runtime.loaded_rows import loaded
 from samestep.tasks.eject.runtime.micro_batch import MicroBatch
 from samestep.tasks.eject.runtime.world import World
 

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.errors import LostPeer, UserError, say
 from samestep.message import message
 from samestep.rank.membership import Membership, in_time, leave_together, says_lost
-from samestep.records.plan import LaunchRequest
+from samestep.records.launch_request import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
 from samestep.world.heartbeat import ENDING, heartbeat

@@ -1,9 +1,11 @@
-"""Merges the reports of a test's ranks into the reports of one test."""
+"""What became of a test on each of its ranks, with what they printed, merged into the reports of one test."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from _pytest._code.code import (
@@ -14,7 +16,109 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from samestep.testing.results import RankResult
+
+@dataclass(frozen=True)
+class Printed:
+    """A part of what a process printed. label: 'rank 1', or 'threads'."""
+
+    label: str
+    out: str = ""
+    err: str = ""
+
+
+class Output:
+    """Reads the two files that receive a process's stdout and stderr. paths: none under --pdb, which uses no files.
+
+    live: print them as they grow, and take nothing.
+    """
+
+    def __init__(self, label: str, paths: Sequence[Path], live: bool) -> None:
+        self.label, self._paths, self._live = label, paths, live
+        self._taken, self._shown = [0, 0], [0, 0]
+
+    def take(self, until: tuple[int, int] | None = None) -> Printed:
+        """Returns what has been printed since the last call, up to these sizes in bytes of the two files."""
+        if not self._paths or self._live:
+            return Printed(self.label)
+        texts = []
+        for number, path in enumerate(self._paths):
+            data = _read(path, self._taken[number], until[number] if until else None)
+            self._taken[number] += len(data)
+            texts.append(data.decode(errors="replace"))
+        return Printed(self.label, *texts)
+
+    def show(self, rest: bool = False) -> None:
+        """Prints each new line with the rank before it, where pytest captures nothing. rest: a partial line too."""
+        if not self._live:
+            return
+        for number, (path, stream) in enumerate(zip(self._paths, (sys.stdout, sys.stderr))):
+            data = _read(path, self._shown[number])
+            if not rest:
+                data = data[: data.rfind(b"\n") + 1]
+            self._shown[number] += len(data)
+            for line in data.decode(errors="replace").splitlines():
+                print(f"[{self.label}] {line}", file=stream)
+
+
+def _read(path: Path, begin: int, end: int | None = None) -> bytes:
+    if not path.exists():  # the process has not begun
+        return b""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read() if end is None else file.read(max(0, end - begin))
+
+
+STOPPED = "stopped in a collective, because another rank had failed"
+
+
+@dataclass
+class RankResult:
+    """The outcome of a test on one rank.
+
+    reports: pytest's own, by phase. problem: why the rank has not come to the test's end, for a sentence; died: it had
+    ended by itself; stack: where it was when it was ended.
+    """
+
+    rank: int
+    reports: dict[str, pytest.TestReport] = field(default_factory=dict)
+    printed: list[tuple[str, Printed]] = field(default_factory=list)
+    problem: str = ""
+    died: bool = False
+    stack: str = ""
+
+    def outcome(self) -> str:
+        """Returns 'passed', 'failed', 'skipped', 'xfailed', 'xpassed', 'died', 'ended' or 'stopped'; of the teardown
+        only how it ended a rank. stopped: a thread, in a collective, because another rank had failed."""
+        if self.problem:
+            return "died" if self.died else "ended"
+        report = self.decisive()
+        if report is None:
+            return "stopped"
+        if hasattr(report, "wasxfail"):
+            return {"skipped": "xfailed", "passed": "xpassed"}.get(report.outcome, "failed")
+        return str(report.outcome)
+
+    def decisive(self) -> pytest.TestReport | None:
+        """Returns the report of the call, or of a setup that did not pass."""
+        setup = self.reports.get("setup")
+        return setup if setup and not setup.passed else self.reports.get("call")
+
+    def clean(self) -> bool:
+        """Whether the rank has raised nothing and hangs nowhere, so that its process can run another test."""
+        teardown = self.reports.get("teardown")
+        return self.outcome() in ("passed", "skipped", "xpassed") and not (teardown and teardown.failed)
+
+    def says(self) -> str:
+        """Returns the outcome as one phrase."""
+        report, outcome = self.decisive(), self.outcome()
+        if self.problem:
+            return self.problem.splitlines()[0]
+        if outcome == "stopped":
+            return STOPPED
+        if outcome == "skipped" and report and isinstance(report.longrepr, tuple):
+            return f"skipped ({str(report.longrepr[2]).removeprefix('Skipped: ')})"
+        return outcome
+
 
 PHASES = ("setup", "call", "teardown")
 Chain = list[tuple[ReprTraceback, ReprFileLocation | None, str | None]]
