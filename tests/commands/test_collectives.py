@@ -22,8 +22,7 @@ from lane_marks import CHECK, FULL
 from samestep.commands.collectives import failed
 from samestep.commands.command_options import CollectivesOptions, size_of
 from samestep.errors import UserError
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import Case, CollectiveRank, CollectiveResults, RankValues
+from samestep.records.collectives import COLLECTIVES, Case, CollectiveRank, CollectiveResults, RankValues
 from samestep.records.files import read
 
 SMALL = (

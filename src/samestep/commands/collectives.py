@@ -22,8 +22,7 @@ from samestep.launch.command import command_for, rank_command
 from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import message
 from samestep.proof.collective_values import judge_values
-from samestep.records.collective_table import REDUCTIONS
-from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
+from samestep.records.collectives import PLAN, REDUCTIONS, CollectivePlan, CollectiveRank, CollectiveResults
 from samestep.records.files import replace_text, write
 from samestep.records.record import Record
 from samestep.records.redaction import typed_command

@@ -16,7 +16,7 @@ from samestep.commands.setup import Resume, Setup
 from samestep.commands.training_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError, nearest
-from samestep.records.collective_table import BACKENDS, COLLECTIVES, DTYPES, find
+from samestep.records.collectives import BACKENDS, COLLECTIVES, DTYPES, find
 from samestep.records.inspection import Values
 
 Target = str | Path | Callable[..., Any]

@@ -8,8 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from samestep.records.collective_table import COLLECTIVES, FLOATING, instead_of
-from samestep.records.collectives import Case, CollectiveRank, RankValues, Tensors, Unsupported, WrongValue
+from samestep.records.collectives import (
+    COLLECTIVES,
+    FLOATING,
+    Case,
+    CollectiveRank,
+    RankValues,
+    Tensors,
+    Unsupported,
+    WrongValue,
+    instead_of,
+)
 
 List = list[float]
 Given = Sequence[Tensors]  # what each member of the group gave, in the group's order

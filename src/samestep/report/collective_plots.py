@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from samestep.records.collective_table import COLLECTIVES, KINDS
-from samestep.records.collectives import CollectiveCurve, CollectiveResults
+from samestep.records.collectives import COLLECTIVES, KINDS, CollectiveCurve, CollectiveResults
 from samestep.report.numbers import duration, size
 from samestep.report.plots import PALETTE, STYLE, WIDTH, svg
 

@@ -9,8 +9,15 @@ from statistics import quantiles
 from rich import box
 from rich.table import Table
 
-from samestep.records.collective_table import COLLECTIVES, REDUCTIONS
-from samestep.records.collectives import CollectiveCurve, CollectiveRank, CollectiveResults, Point, Unsupported
+from samestep.records.collectives import (
+    COLLECTIVES,
+    REDUCTIONS,
+    CollectiveCurve,
+    CollectiveRank,
+    CollectiveResults,
+    Point,
+    Unsupported,
+)
 from samestep.report.numbers import MISSING, amount, duration, percent, size
 
 WIDTH = 100  # characters of a line

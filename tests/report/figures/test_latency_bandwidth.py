@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import CollectiveCurve, CollectiveRank, CollectiveResults, Timed
+from samestep.records.collectives import COLLECTIVES, CollectiveCurve, CollectiveRank, CollectiveResults, Timed
 from samestep.records.files import read, write
 from samestep.records.inspection import MachineFacts
 from samestep.report.collective_page import collective_page

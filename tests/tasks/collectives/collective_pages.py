@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from samestep.records.collective_table import COLLECTIVES, DTYPES, KINDS, REDUCTIONS
-from samestep.records.collectives import CollectivePlan, CollectiveRank
+from samestep.records.collectives import COLLECTIVES, DTYPES, KINDS, REDUCTIONS, CollectivePlan, CollectiveRank
 from samestep.report.collective_text import held_before_and_after
 
 HERE, DOCS = Path(__file__).parent, Path(__file__).parents[3] / "docs"

@@ -12,8 +12,7 @@ import pytest
 from mutations.plant import patched
 from ranks import Ranks
 from samestep.proof.collective_values import EXPECTED, judge_values
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import CollectivePlan
+from samestep.records.collectives import COLLECTIVES, CollectivePlan
 from samestep.tasks.collectives.calls import CALLS
 
 # What gloo lacks in torch 2.13, as (collectives, dtypes, reductions).

@@ -8,8 +8,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import CollectiveCurve, CollectiveRank, Piece, Point
+from samestep.records.collectives import COLLECTIVES, CollectiveCurve, CollectiveRank, Piece, Point
 
 MOST_PIECES = 3  # such as small messages, large ones, and those beyond a cache
 LEAST_POINTS = 3  # of a piece: two lie on a line always

@@ -17,8 +17,7 @@ from torch._C._distributed_c10d import Store
 from samestep.errors import UserError
 from samestep.rank.membership import says_lost
 from samestep.rank.process_group import collectives_store, process_group
-from samestep.records.collective_table import BYTES, COLLECTIVES
-from samestep.records.collectives import Case, CollectivePlan, CollectiveRank, Timed
+from samestep.records.collectives import BYTES, COLLECTIVES, Case, CollectivePlan, CollectiveRank, Timed
 from samestep.records.files import as_json, finite, from_json
 from samestep.tasks.collectives.arguments import Arguments, build, has_values, source
 from samestep.tasks.collectives.calls import CALLS

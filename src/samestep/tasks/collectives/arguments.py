@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import Case, Tensors
+from samestep.records.collectives import COLLECTIVES, Case, Tensors
 from samestep.tasks.collectives.calls import CALLS
 
 # The tensors that hold a part for each rank; the others of a call hold one part.

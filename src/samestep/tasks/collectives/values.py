@@ -10,8 +10,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
 from samestep.rank.membership import says_lost
-from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import Case, CollectivePlan, RankValues
+from samestep.records.collectives import COLLECTIVES, Case, CollectivePlan, RankValues
 from samestep.tasks.collectives.arguments import build, has_values, numbers, text
 from samestep.tasks.collectives.calls import CALLS
 from samestep.world import World

@@ -25,8 +25,7 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.tasks.eject import runtime
-from samestep.tasks.eject.join import Joined, Place, settled
-from samestep.tasks.eject.neighbours import Neighbours
+from samestep.tasks.eject.join import Joined, Neighbours, Place, settled
 from samestep.tasks.eject.prune import pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
