@@ -81,6 +81,7 @@ def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run,
         micro_batches=[len(step.micro_batches) for step in steps],
         in_turn=in_turn,
         calls=[step.calls for step in steps],
+        alone=ranks[0].alone,
     )
     of_one_process = replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False)
     write(folder / PLAN, replace(of_one_process, replay=replay_plan))

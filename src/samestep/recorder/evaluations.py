@@ -82,6 +82,10 @@ class Evaluations:
             if not record.collectives:
                 self._records[number] = replace(record, collectives=called)
 
+    def forget(self) -> None:
+        """Forgets the evaluations so far."""
+        self._records, self._since = {}, None
+
     def records(self) -> list[EvaluationRecord]:
         """Returns the passes that were evaluated, without those whose batches are trained, too."""
         self.trains()

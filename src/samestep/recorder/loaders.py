@@ -148,6 +148,11 @@ class Loaders:
             self.passes[self.latest].trained += 1
         return self.latest
 
+    def forget_training(self) -> None:
+        """Takes what was trained so far for something else."""
+        for loader_pass in self.passes:
+            loader_pass.trained = 0
+
     def _begin(self, iterator: Any, loader: Any) -> None:
         number = self._loaders.setdefault(id(loader), (len(self._loaders), loader))[0]
         length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None

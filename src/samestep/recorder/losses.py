@@ -15,6 +15,8 @@ SINK = "_DDPSink"  # DistributedDataParallel puts it behind the outputs of its m
 UNKNOWN = LossRecord(math.nan, "unknown")
 REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
 MOST = 64  # nodes
+JOINS = ("CatBackward", "StackBackward")
+LARGEST = 10_000  # nodes of a graph that are looked at
 
 
 def scalar_of(loss: Any) -> Tensor | None:
@@ -32,6 +34,22 @@ def terms(loss: Tensor) -> list[LossRecord]:
     losses: list[LossRecord] = []
     _walk((loss.grad_fn, loss.output_nr), 1.0, losses, [MOST])
     return losses
+
+
+def cut_gathers(loss: Tensor, ranks: int) -> int:
+    """Returns how often a loss's graph joins as many tensors as there are ranks, of which one has a gradient: what
+    was gathered from the ranks, with this rank's own part put in."""
+    found, visited, nodes = 0, set[Any](), [loss.grad_fn]
+    while nodes and len(visited) < LARGEST:
+        node = nodes.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        inputs = [input_node for input_node, _ in node.next_functions]
+        if node.name().startswith(JOINS) and len(inputs) == ranks:
+            found += sum(input_node is not None for input_node in inputs) == 1
+        nodes += inputs
+    return found
 
 
 def _walk(edge: tuple[Any, int], weight: float, losses: list[LossRecord], left: list[int]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ from samestep.records.script import COMPRESSED
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 PIPELINES = "torch.distributed.pipelining.stage"
 ROUND_TO = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
+SAMPLED = 1024  # elements of a weight
 LOSSY = ("powerSGD", "quantization", "post_localSGD")  # of torch's own: a mean only at first, or never
 
 
@@ -55,6 +57,35 @@ def precisions(modules: Iterable[Any], parameters: Iterable[Tensor]) -> set[str]
     return dtypes
 
 
+class Moves:
+    """Whether the steps move a 16-bit weight's elements, of which a sample is looked at: a step below half of an
+    element's last bit leaves it as it was."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+        self._start = self._sample(parameter)
+        self._moved = torch.zeros_like(self._start, dtype=torch.bool)
+        self._has_gradient = torch.zeros_like(self._moved)
+
+    def after_step(self) -> None:
+        self._moved |= self._sample(self._parameter) != self._start
+        if self._parameter.grad is not None:
+            self._has_gradient |= self._sample(self._parameter.grad) != 0
+
+    @property
+    def with_gradient(self) -> int:
+        return int(self._has_gradient.sum())
+
+    @property
+    def still(self) -> int:
+        return int((self._has_gradient & ~self._moved).sum())
+
+    @staticmethod
+    def _sample(tensor: Tensor) -> Tensor:
+        flat = tensor.detach().reshape(-1)
+        return flat[:: max(1, len(flat) // SAMPLED)].clone()
+
+
 class Parameters:
     """The parameters that are trained, and the weights that are not.
 
@@ -73,7 +104,10 @@ class Parameters:
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[Any] = []  # outermost ones that have been trained
         self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
+        self._moves: dict[str, Moves] = {}
+        self.ties: list[tuple[str, str]] = []
         self._digests: dict[str, int] = {}  # of what this rank holds, before the step that comes next
+        self._hooks: list[Any] = []
         self._unsharded: dict[int, Tensor] = {}  # what stands for shards in a forward pass, and for some time after it
         self._has_unseen_shards = False  # that were never seen as such
 
@@ -115,6 +149,8 @@ class Parameters:
         self._names |= names
         self._watch_gradients(module, names)
         self._digests = sharding.digests_of(self.by_name)
+        self._moves |= {name: Moves(self.by_name[name]) for name in names.values() if self._rounds(self.by_name[name])}
+        self.ties += self._ties(module)
         self._add_to_start(self._of_whole_parameters(self._digests))
 
     def add_frozen(self, module: nn.Module) -> None:
@@ -125,13 +161,32 @@ class Parameters:
             named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
             self._add_to_start(sharding.digests_of({n: t for n, t in named.items() if n not in self.start}))
 
+    def _rounds(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter has 16 bits, and the rank holds it whole."""
+        whole = not sharding.is_sharded(parameter) and id(parameter) not in self.flattened.parts
+        return whole and parameter.dtype in (torch.bfloat16, torch.float16)
+
+    def _ties(self, module: nn.Module) -> list[tuple[str, str]]:
+        """Returns (embedding, output layer) pairs of parameters that begin with the same values."""
+        weights: dict[type, list[str]] = {nn.Embedding: [], nn.Linear: []}
+        for part in module.modules():
+            if type(part) in weights and id(part.weight) in self._names:
+                weights[type(part)].append(self._names[id(part.weight)])
+        return [
+            (embedding, head)
+            for embedding in weights[nn.Embedding]
+            for head in weights[nn.Linear]
+            if embedding != head and self._digests[embedding] == self._digests[head]
+            if self.by_name[embedding].numel() > 1 and bool((self.by_name[embedding] != 0).any())
+        ]
+
     def _watch_gradients(self, module: nn.Module, names: Mapping[int, str]) -> None:
         """Calls on_gradient with this rank's own gradients of new parameters, also of sharded ones."""
         self.flattened.add(module, names, self._on_gradient)
         new = {name: self.by_name[name] for name in names.values()}
         for name, parameter in new.items():
             if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
-                parameter.register_hook(functools.partial(self._on_gradient, name))
+                self._hooks.append(parameter.register_hook(functools.partial(self._on_gradient, name)))
         sharded = {
             id(parameter): name
             for name, parameter in new.items()
@@ -151,6 +206,11 @@ class Parameters:
             n: sharding.sums_of_part(g) for n, g in plain_gradients.items() if n in self.shards or not is_shard(g)
         }
 
+    def still(self) -> float | None:
+        """Returns the share of elements of 16-bit weights that no step has moved, of those with a gradient."""
+        with_gradient = sum(moves.with_gradient for moves in self._moves.values())
+        return sum(moves.still for moves in self._moves.values()) / with_gradient if with_gradient else None
+
     def with_gradient(self) -> int:
         """Returns how many parameters have a gradient now."""
         return sum(parameter.grad is not None for parameter in self.by_name.values())
@@ -165,6 +225,8 @@ class Parameters:
         digests = sharding.digests_of(self.by_name)
         moved = [name for name, digest in digests.items() if self._digests.get(name) != digest]
         self._digests = digests
+        for moves in self._moves.values():
+            moves.after_step()
         return self._of_whole_parameters(digests), moved
 
     def hides_shards(self) -> bool:
@@ -181,9 +243,26 @@ class Parameters:
         named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
         return sharding.digests_of({name: buffer for name, buffer in named.items() if not is_shard(buffer)})
 
+    def forget(self) -> None:
+        """Forgets the models that have been trained so far. They are no longer watched."""
+        for hook in self._hooks:
+            hook.remove()
+        for held in (
+            self._moves,
+            self.ties,
+            self._hooks,
+            self.by_name,
+            self.start,
+            self.shards,
+            self._names,
+            self._digests,
+        ):
+            held.clear()
+        self._modules, self._frozen = [], {}
+
     def release(self) -> None:
         """Lets go of the models."""
-        for held in (self.by_name, self._modules, self._frozen, self._unsharded):
+        for held in (self._moves, self.by_name, self._modules, self._frozen, self._unsharded):
             held.clear()
 
     def _of_whole_parameters(self, digests: Mapping[str, int]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from samestep.records.script import SaveRecord
 
+GATHERS = ("all_gather", "all_gather_into_tensor")
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
 
@@ -48,9 +50,21 @@ def patch_training_forwards(around: Around) -> None:
     patch_forwards(training)
 
 
+def is_in_training_mode(module: nn.Module) -> bool:
+    """Whether some part of a module is in training mode."""
+    return any(part.training for part in module.modules())
+
+
+class TrainingMode:
+    """Whether a training forward in training mode was seen. Until then the forwards in evaluation mode, with gradients,
+    may be those of a training with frozen BatchNorm. A process trains in one of the two."""
+
+    seen = False
+
+
 def trains(module: nn.Module) -> bool:
     """Whether a forward of a module is a training one, and no evaluation."""
-    return torch.is_grad_enabled() and any(part.training for part in module.modules())
+    return torch.is_grad_enabled() and (not TrainingMode.seen or is_in_training_mode(module))
 
 
 def in_backward() -> bool:
@@ -96,6 +110,24 @@ def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None])
 
     setattr(nn.utils, name, new_clip)
     setattr(nn.utils.clip_grad, name, new_clip)
+
+
+def patch_gathers(before: Callable[[], None]) -> None:
+    """Calls before() before tensors are gathered from all ranks where gradients are recorded."""
+    for name in GATHERS:
+        _patch_gather(name, before)
+
+
+def _patch_gather(name: str, before: Callable[[], None]) -> None:
+    gather = getattr(torch.distributed, name)
+
+    @functools.wraps(gather)
+    def new_gather(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not in_backward():
+            before()
+        return gather(*args, **kwargs)
+
+    setattr(torch.distributed, name, new_gather)
 
 
 def patch_scaler(before: Callable[[float], None]) -> None:
@@ -193,6 +225,7 @@ PATCHED: list[tuple[Any, str]] = [
     (torch.autograd, "backward"),
     (torch.autocast, "__enter__"),
     *((owner, name) for owner in (nn.utils, nn.utils.clip_grad) for name in ("clip_grad_norm_", "clip_grad_value_")),
+    *((torch.distributed, name) for name in GATHERS),
     (torch.amp.GradScaler, "unscale_"),
     (LRScheduler, "__init__"),
     (DistributedSampler, "set_epoch"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,9 +20,10 @@ from samestep.recorder import patches, sharding
 from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
-from samestep.recorder.losses import scalar_of, terms
+from samestep.recorder.losses import cut_gathers, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.random_numbers import Randoms
+from samestep.recorder.steps_alone import StepsAlone
 from samestep.recorder.untrained import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
@@ -154,6 +156,11 @@ class Recorder:
     def __init__(self, plan: ScriptPlan, world: World, enough: Callable[[ScriptRecord], None]) -> None:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         self.timed, self.ended = Timed(), False
+        self._gathers = False  # whether tensors were gathered since the last backward pass
+        self._evaluated: list[int] = []
+        self.on_restart: Callable[[], None] = lambda: None
+        self._alone = StepsAlone(self._folder, world)
+        self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
         self.engine: Any = None
         self.parameters = Parameters(world.size, on_gradient=self._add_gradient, on_clip=self._clip)
         self.window, self.steps = Window(), list[StepRecord]()
@@ -179,6 +186,7 @@ class Recorder:
         patches.patch_clipping(self._clip)
         patches.patch_scaler(self._unscale)
         patches.patch_zero_grad(self._zero_grad)
+        patches.patch_gathers(self._gather)
         patches.patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach()
         patches.patch_schedulers(self._schedulers.append)
@@ -189,6 +197,7 @@ class Recorder:
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
         self._optimizer_steps.only = optimizer
+        patches.TrainingMode.seen = patches.is_in_training_mode(model)
         self._add_module(model)
 
     def release(self) -> None:
@@ -222,6 +231,10 @@ class Recorder:
             saves=self._saves.records(),
             calls=self._sites.records(self._numbers()),
             untrained=self._untrained.records(),
+            alone=self._alone.taken,
+            evaluated=self._evaluated,
+            ties=self.parameters.ties,
+            still=self.parameters.still(),
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -238,9 +251,12 @@ class Recorder:
             self.timed(self._note_forward)("frozen forward", module)
             self.timed(self._add_frozen)(module)
             return call(*args, **kwargs)
+        self._restart_if_needed(module)
         step = len(self.steps)
         heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
         if not patches.trains(module):
+            if step not in self._evaluated[-1:]:
+                self._evaluated.append(step)
             self.timed(self._note_forward)("evaluation", module)
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
@@ -258,6 +274,41 @@ class Recorder:
             self._located.add(module)
             self._sites.note_model(module)
 
+    def _restart_if_needed(self, module: nn.Module) -> None:
+        """Forgets forwards that turn out to be no training, and steps that this rank has taken alone."""
+        mode = patches.TrainingMode
+        if torch.is_grad_enabled() and not mode.seen and patches.is_in_training_mode(module):
+            mode.seen = True
+            if not self.steps and not self.window.done:
+                self._forget_forwards()
+        is_new = bool(self.steps) and not any(map(self.parameters.is_trained, module.parameters()))
+        if is_new and patches.trains(module) and not self.skips and self._alone.were_before_meeting():
+            self._forget_steps()
+        self._alone.begin_forward()
+
+    def _forget_forwards(self) -> None:
+        self.window = Window()
+        self.loaders.forget_training()
+        self.on_restart()
+
+    def _forget_steps(self) -> None:
+        """Begins anew: the steps so far were taken alone."""
+        self._alone.end(len(self.steps))
+        self._skipped = 0
+        self.steps, self.timed.step_s = [], []
+        self.parameters.forget()
+        self._untrained.forget()
+        self._evaluations.forget()
+        self._optimizers.clear()
+        self._evaluated = []
+        self._randoms.record = Randoms().record
+        self._forget_forwards()
+
+    @property
+    def skips(self) -> bool:
+        """Whether the steps of a replay are still those that rank 0 has taken alone."""
+        return self._skipped > 0
+
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """Begins a training forward of an outermost module."""
         self._evaluations.trains()
@@ -266,6 +317,7 @@ class Recorder:
         self._untrained.note_updates()
         micro_batch = self.window.current()
         micro_batch.rows += rows_of(inputs)
+        micro_batch.forwards += 1
         number = self.loaders.trained()
         if number is not None and number not in micro_batch.passes:
             micro_batch.passes.append(number)
@@ -293,6 +345,9 @@ class Recorder:
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
             self.timed(self._untrained.note_updates)()
             losses = terms(scalar)
+            if self._gathers:
+                self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)
+                self._gathers = False
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
 
@@ -300,6 +355,9 @@ class Recorder:
         self._backward_depth -= 1
         if self._backward_depth == 0:
             self.window.done = len(self.window.micro_batches)
+
+    def _gather(self) -> None:
+        self._gathers = True
 
     # What is done to the gradients
 
@@ -358,7 +416,15 @@ class Recorder:
         self.timed(self._end_step)(optimizer)
         self.timed.end_step()
         heartbeat.step(len(self.steps))
+        self._alone.end_step()
+        if self.skips:
+            if len(self.steps) == self._skipped:
+                self._forget_steps()
+            return
         if len(self.steps) >= self._plan.steps:
+            if self._alone.are_no_others():
+                self._forget_steps()
+                return
             self._enough(self.record("steps"))
 
     def _end_step(self, optimizer: Optimizer) -> None:
@@ -401,6 +467,7 @@ class Recorder:
                 changed=changed,
                 updates=updates,
                 early=early,
+                cut_gathers=window.cut_gathers,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
             )
         )

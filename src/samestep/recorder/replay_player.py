@@ -155,7 +155,7 @@ class ReplayPlayer:
         """Returns the ranks' batch instead of what the iterator would read."""
         first = self._ranks[0]
         # Not one that is trained with.
-        if iterator._samestep not in first.numbers:
+        if self._recorder.skips or iterator._samestep not in first.numbers:
             self._inside = True
             try:
                 return read(iterator)
@@ -186,6 +186,8 @@ class ReplayPlayer:
         return rank_length * len(self._ranks) if self._plan.in_turn else rank_length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._recorder.skips:
+            return call(*args, **kwargs)
         self._end_draws()
         self._compare_calls(more_to_come=True)
         self._load(module)
@@ -284,7 +286,7 @@ class ReplayPlayer:
         """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
         numbers = call()
         drawn = [rank.drawn[self._events] for rank in self._ranks if self._events < len(rank.drawn)]
-        if self._inside or not drawn or (drawn[0].after_read and not self._read_since):
+        if self._inside or self._recorder.skips or not drawn or (drawn[0].after_read and not self._read_since):
             return numbers
         self._draws += 1
         # After the last of the event: in no list.
@@ -299,6 +301,8 @@ class ReplayPlayer:
 
     def _end_draws(self) -> None:
         """Ends the draws before a forward or a backward pass."""
+        if self._recorder.skips:
+            return
         counts = _counts(self._ranks[0])
         wanted = counts[self._events] if self._events < len(counts) else 0
         if self._from_loader and not self._plan.in_turn and self._draws < wanted:
@@ -309,6 +313,8 @@ class ReplayPlayer:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
+        if self._recorder.skips:
+            return
         step = len(self._recorder.steps)
         self._first |= self._gradients()  # of several optimizers each steps for the first time
         groups = optimizer.param_groups
@@ -328,6 +334,8 @@ class ReplayPlayer:
         return {name: block_of(p.grad).cpu().double() for name, p in new.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._recorder.skips:
+            return
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)

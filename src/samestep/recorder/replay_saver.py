@@ -87,11 +87,18 @@ class ReplaySaver:
 
     def attach(self) -> None:
         """Patches forwards, backward(), and what reads from DataLoaders."""
+        self._recorder.on_restart = self.forget
         patch_training_forwards(self._forward)
         patch_loaders(self._read, self._length)
         patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
         patch_draws(self._draw)
         register_optimizer_step_post_hook(self._after_step)
+
+    def forget(self) -> None:
+        """Forgets what was saved so far, which was no training of all ranks."""
+        self.data = ReplayData(lengths=self.data.lengths)
+        self._start, self._drawn, self._unknown = {}, Drawn(), False
+        self._micro_batch = (-1, -1)
 
     def write(self) -> None:
         """Writes what the replay needs into the folder."""

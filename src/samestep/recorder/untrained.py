@@ -163,6 +163,12 @@ class Untrained:
         }
         return {name: record for name, record in self._records.items() if name not in trained}
 
+    def forget(self) -> None:
+        """Takes what is held now for what was there at the start."""
+        self.after_step()
+        for name, held in self._held.items():
+            self._records[name] = replace(self._records[name], start=held.digest, in_part=False)
+
     def release(self) -> None:
         """Lets go of the models."""
         for held in (self._held, self._first, self._names, self._modules, self.copies):

@@ -66,9 +66,10 @@ class MicroBatch:
     rows: list[str] = field(default_factory=list)
     losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
+    forwards: int = 0
 
     def record(self) -> MicroBatchRecord:
-        return MicroBatchRecord(self.rows, self.losses, self.passes)
+        return MicroBatchRecord(self.rows, self.losses, self.passes, self.forwards)
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Window:
 
     done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
     closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
-    before it was clipped. autocast: the dtypes of autocast.
+    before it was clipped. autocast: the dtypes of autocast. cut_gathers: as of StepRecord.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -91,6 +92,7 @@ class Window:
     calls: int = 0
     dtypes: set[str] = field(default_factory=set)
     autocast: set[str] = field(default_factory=set)
+    cut_gathers: int = 0
 
     def current(self) -> MicroBatch:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""

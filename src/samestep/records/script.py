@@ -47,7 +47,7 @@ class ReplayPlan:
 
     in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
     micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
-    step.
+    step. alone: steps that rank 0 has taken before those of all ranks, which are not fed.
     """
 
     record: str
@@ -57,6 +57,7 @@ class ReplayPlan:
     micro_batches: list[int]
     in_turn: bool = False
     calls: list[int] = field(default_factory=list)
+    alone: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,14 @@ class LossRecord:
 class MicroBatchRecord:
     """One micro-batch: the forward passes up to a backward(). rows: digests of the rows that the model received.
 
-    losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used.
+    losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used. forwards: how
+    many there were.
     """
 
     rows: list[str]
     losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
+    forwards: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ class StepRecord:
     whether the ranks compute parts of the same rows, as those of a tensor-parallel model do. changed: digests of what
     is not trained, where they have changed since the step before. updates: how often each network that is not trained
     has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
-    optimizer's groups that are no parameters of the models.
+    optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
+    gathered from the ranks has a gradient for this rank's part alone.
     """
 
     optimizer: int
@@ -161,6 +165,7 @@ class StepRecord:
     updates: Mapping[str, int] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
     foreign: int = 0
+    cut_gathers: int = 0
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,10 @@ class ScriptRecord:
     start: digest of each parameter at the first training forward. ended: 'steps' (all that were asked), or 'itself'.
     libraries: those with which the script trains. record_s: seconds that recording took; step_s: the seconds of
     each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
-    calls: the lines of the user's code that call torch.
+    calls: the lines of the user's code that call torch. alone: steps that the rank has taken before those, while the
+    others took none. evaluated: the steps before which forwards without gradients of trained models took place. ties:
+    (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
+    of 16-bit weights that no step has moved, of those with a gradient; None where there are none.
     """
 
     rank: int
@@ -286,6 +294,10 @@ class ScriptRecord:
     saves: list[SaveRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     untrained: Mapping[str, UntrainedRecord] = field(default_factory=dict)
+    alone: int = 0
+    evaluated: list[int] = field(default_factory=list)
+    ties: list[tuple[str, str]] = field(default_factory=list)
+    still: float | None = None
 
 
 # The replay in one process

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from samestep.message import Message, message
+from samestep.proof.script.alike import alike
 from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import clipping, gradient
@@ -49,7 +50,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     if steps:
         stages = pipeline_stages(ranks)
         findings += _replica_findings(ranks, record) if len(stages) == 1 else _stage_findings(stages, record)
-        findings += [collectives(ranks), saves(ranks)]
+        findings += [collectives(ranks), saves(ranks), *alike(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     return CheckResults(
         script=plan.script,
@@ -109,6 +110,7 @@ def _notes(ranks: Ranks) -> list[Message]:
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)
+    notes += [message("steps_taken_alone", rank=rank.rank, steps=rank.alone) for rank in ranks if rank.alone]
     statistics = [name for name in ranks[0].buffers if name.rpartition(".")[2] in STATISTICS]
     own = [name for name in statistics if len({rank.buffers.get(name) for rank in ranks}) > 1]
     return [*notes, message("statistics_of_each_rank", buffer=own[0])] if own else notes

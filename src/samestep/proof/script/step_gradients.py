@@ -219,7 +219,9 @@ class StepGradients:
 def _is_left_out(ranks: Ranks, name: str) -> bool:
     """Whether no step moves a parameter, and no optimizer holds it."""
     steps = [step for rank in ranks for step in rank.steps]
-    return any(step.moved for step in steps) and not any(name in step.held or name in step.moved for step in steps)
+    return any(step.moved or step.foreign for step in steps) and not any(
+        name in step.held or name in step.moved for step in steps
+    )
 
 
 def _judged(names: Sequence[str], local: Sequence[Mapping[str, Sequence[Array]]]) -> list[str]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
 from samestep.records.script import Answer, Finding, Question, ScriptRecord, UntrainedKind
 
 QUESTION: Question = "frozen weights"
-OWN_BUFFERS = ("buffer_begins_apart", "queue_not_gathered", "buffer_of_own_rows")  # warnings
+# Warnings of what may change the gradient, which a replay decides -> what differs.
+DECIDED = {
+    "buffer_begins_apart": "buffer after the step",
+    "queue_not_gathered": "buffer after the step",
+    "buffer_of_own_rows": "buffer after the step",
+    "gather_without_gradient": "gradient",
+}
 OF_AVERAGES = ("ema", "average", "momentum", "moving", "shadow", "encoder_k", "key_encoder")  # in a network's name
 
 
@@ -112,20 +119,21 @@ def buffers(ranks: Ranks) -> list[Finding]:
 
 
 def with_effects(findings: Sequence[Finding], replay_findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings with what a replay says of warned buffers: whether the ranks' gradient depends on them."""
+    """Returns the findings, with what a replay says of warnings: whether the gradient depends on what they tell."""
     answers = {finding.question: finding.answer for finding in replay_findings}
     return [_with_effect(finding, answers.get("replayed gradient")) for finding in findings]
 
 
 def _with_effect(finding: Finding, replayed: Answer | None) -> Finding:
-    buffer, step = finding.message.fields.get("buffer"), finding.message.fields.get("step")
-    if finding.message.id not in OWN_BUFFERS or replayed not in ("right", "differs"):
+    quantity, fields = DECIDED.get(finding.message.id), finding.message.fields
+    if quantity is None or finding.answer != "warning" or replayed not in ("right", "differs"):
         return finding
     if replayed == "right":
-        return Finding("buffers", "right", message("buffer_without_effect", buffer=buffer))
-    same, found = message("same_digest_on_all_ranks"), message("digest_of_each_rank")
+        return replace(finding, answer="right", message=message("warning_without_effect", warning=finding.message))
+    one, found = message("that_of_one_process"), message("another_on_the_ranks")
+    tensor = fields.get("buffer")
     return differs(
-        "buffers", "buffer after the step", finding.message, step=step, tensor=buffer, expected=same, found=found
+        finding.question, quantity, finding.message, step=fields["step"], tensor=tensor, expected=one, found=found
     )
 
 

@@ -1,0 +1,73 @@
+"""What all ranks do alike, so that no rank contradicts another, and what they do at different steps: warnings."""
+
+from __future__ import annotations
+
+from samestep.message import message
+from samestep.proof.script.findings import Ranks, common_steps
+from samestep.records.script import Finding
+
+STILL = 0.5  # the share of elements that is warned of
+FEWEST_STEPS = 4
+RISES = 1.05
+
+
+def alike(ranks: Ranks) -> list[Finding]:
+    """Returns the warnings; none where nothing is seen."""
+    checks = (gathers, ties, rounded_updates, forwards, evaluations)
+    return [finding for check in checks if (finding := check(ranks))]
+
+
+def gathers(ranks: Ranks) -> Finding | None:
+    """Finds a loss over what was gathered from all ranks, of which only the rank's own part has a gradient."""
+    for step in common_steps(ranks):
+        if all(rank.steps[step].cut_gathers for rank in ranks):
+            return Finding("collectives", "warning", message("gather_without_gradient", step=step, ranks=len(ranks)))
+    return None
+
+
+def ties(ranks: Ranks) -> Finding | None:
+    """Finds an embedding and an output layer that begin with the same values, and are trained apart."""
+    first = ranks[0]
+    for step in first.steps:
+        for embedding, head in first.ties:
+            if step.weights.get(embedding) != step.weights.get(head):
+                return Finding("updates", "warning", message("tied_weight_comes_apart", embedding=embedding, head=head))
+    return None
+
+
+def rounded_updates(ranks: Ranks) -> Finding | None:
+    """Finds 16-bit weights most of whose elements no step moves, at a rate that is not only warming up."""
+    first = ranks[0]
+    rates = [max(step.rates, default=0.0) for step in first.steps]
+    rises = len(rates) < FEWEST_STEPS or rates[-1] > RISES * rates[0] or not rates[-1]
+    if rises or first.still is None or first.still <= STILL:
+        return None
+    said = message("updates_lost_in_rounding", still=first.still, steps=len(rates), rate=rates[-1])
+    return Finding("updates", "warning", said)
+
+
+def forwards(ranks: Ranks) -> Finding | None:
+    """Finds a step for which a rank has computed more forward passes of its loader's batches than another."""
+    for step in common_steps(ranks):
+        micro_batches = [rank.steps[step].micro_batches for rank in ranks]
+        counts = [sum(micro_batch.forwards for micro_batch in of_rank) for of_rank in micro_batches]
+        read = all(micro_batch.passes for of_rank in micro_batches for micro_batch in of_rank)
+        if read and len({*map(len, micro_batches)}) == 1 < len({*counts}):
+            more = [rank for rank, count in enumerate(counts) if count > min(counts)]
+            cause = message(
+                "step_skipped_on_some_ranks", ranks=more, step=step, forwards=max(counts), fewer=min(counts)
+            )
+            return Finding("steps", "warning", cause)
+    return None
+
+
+def evaluations(ranks: Ranks) -> Finding | None:
+    """Finds ranks that evaluate, or roll out, at different steps, each where another does not."""
+    steps = common_steps(ranks)
+    evaluated = [{step for step in rank.evaluated if step in steps} for rank in ranks]
+    for rank, at in enumerate(evaluated):
+        # One rank may evaluate alone, or more often.
+        if at - evaluated[0] and evaluated[0] - at:
+            step = min(at ^ evaluated[0])
+            return Finding("steps", "warning", message("ranks_part_at_a_step", ranks=[0, rank], step=step))
+    return None
