@@ -104,7 +104,4 @@ def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] =
     devices = inspection.devices
     wanted = [facts for facts in inspection.engines if not engines or facts.name in engines]
     if devices[0] != "cpu" and nproc > len(devices) and any(facts.process_kind != "one" for facts in wanted):
-        raise UserError(
-            f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
-            f"use --nproc {len(devices)}, or --device cpu to try it without"
-        )
+        raise UserError(message("too_few_gpus", flag="--nproc", ranks=nproc, gpus=len(devices)))
