@@ -47,8 +47,9 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
     """Inspects the job and the engines of a setup. rank: of this command, where an outer launcher has started it."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
     machines = inherited if rank else _machines_to_train_on(setup)
+    several = machines.nnodes > 1 or (rank is not None and rank.local_size < rank.size)
     if setup.machines.interface:
-        check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
+        check_interface(setup.machines.interface, several=several)
     nproc = setup.nproc
     if nproc is None and machines.single_launch:
         nproc = allocated_ranks(os.environ)
@@ -92,11 +93,6 @@ def _machines_to_train_on(setup: Setup) -> Machines:
         say(message("node_rank_0_is_another_machine", master=its.master))
         rendezvous_address.report_second_master(its.master, its.port, its.nnodes, its.timeout_s)
         raise
-
-
-def _is_one_of_several(rank: LaunchedRank | None) -> bool:
-    """Whether an outer launcher has started this command's ranks on several machines."""
-    return rank is not None and rank.local_size < rank.size
 
 
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
