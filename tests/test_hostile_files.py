@@ -15,6 +15,7 @@ from torch import nn
 
 from budget import budget
 from hostile_files import ANY, CANARY, CODE, JSON, NPY, NPZ, SAFETENSORS
+from said import refuses
 from samestep.commands.results_folder import write_into
 from samestep.commands.runs import runs
 from samestep.data.arrays import Arrays, Windows
@@ -151,7 +152,7 @@ def test_a_pickle_of_another_is_no_job() -> None:
     Path("job.pkl").write_bytes(CODE)
     os.chmod(".", 0o755)
     for target in ("job.pkl", "absent/job.pkl"):
-        with pytest.raises(UserError, match="is a pickle"):
+        with refuses("job_is_a_pickle", file=target):
             find(target)
 
 

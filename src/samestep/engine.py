@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
 from samestep.job import Job
-from samestep.message import Message
+from samestep.message import Message, as_said, message
 from samestep.world import World
 
 State = dict[str, Any]  # a module's state dict
@@ -87,7 +87,7 @@ class Needs:
     processes: str = "group"
     packages: tuple[str, ...] = ()
     install: str = ""
-    missing: Callable[[tuple[str, ...]], str | None] = field(default=lambda devices: None)
+    missing: Callable[[tuple[str, ...]], Message | str | None] = field(default=lambda devices: None)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def builtin_names() -> set[str]:
 def check(name: str) -> None:
     """Raises UserError with the nearest known name when there is no such engine."""
     if name not in names():
-        raise UserError(f"there is no engine '{name}'; {nearest(name, names())}")
+        raise UserError(message("no_such_engine", engine=name, hint=nearest_name(name, names())))
 
 
 def load(name: str) -> Engine:
@@ -204,16 +204,17 @@ def engine_of_members(module: object) -> Engine:
     return Engine(**fields_of(_MEMBERS | _OPTIONAL_MEMBERS), needs=needs, checks=checks)
 
 
-def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:
-    """Returns a short reason why an engine cannot run on this machine; None where it can."""
+def missing(engine: Engine, devices: tuple[str, ...]) -> Message | None:
+    """Returns why an engine cannot run on this machine; None where it can."""
     absent = [package for package in engine.needs.packages if find_spec(package) is None]
     if absent:
-        return f"{absent[0]} is not installed"
-    return engine.needs.missing(devices)
+        return message("package_not_installed", package=absent[0])
+    why = engine.needs.missing(devices)
+    return as_said(why) if why else None
 
 
-def without_distributed(devices: tuple[str, ...]) -> str | None:
+def without_distributed(devices: tuple[str, ...]) -> Message | None:
     """Returns why an engine that needs torch.distributed cannot run here, or None: its Needs(missing=…)."""
     import torch.distributed as dist
 
-    return None if dist.is_available() else "this torch was built without torch.distributed"
+    return None if dist.is_available() else message("torch_without_distributed")

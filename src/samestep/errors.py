@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from samestep.message import AS_SAID, Message, as_said, has_sentences
+from samestep.message import AS_SAID, Message, as_said, has_sentences, message
 
 SAID_BY = "samestep: "  # begins each line that say() prints
 
@@ -19,7 +19,7 @@ class SamestepError(Exception):
 
     def __init__(self, said: str | Message = "") -> None:
         super().__init__(said)
-        self.message = said if isinstance(said, Message) else as_said(said)
+        self.message = as_said(said)
 
     def __str__(self) -> str:
         """Returns the sentence in the parent, or where it is known; else the message as a line for message_in()."""
@@ -89,12 +89,19 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
-def nearest(word: str, known: list[str]) -> str:
+def nearest_name(word: str, known: list[str]) -> Message:
     """Returns a hint for an unknown name: the closest known name, or all of them."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
+    return message("did_you_mean", name=close[0]) if close else message("known_names", names=known)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Returns the hint as an English text, for an error that a user's own Python shows."""
+    hint = nearest_name(word, known)
+    names = hint.fields.get("names")
+    return f"did you mean '{hint.fields['name']}'?" if names is None else f"known are: {', '.join(names)}"
 
 
 # Unicode's categories of what moves a cursor, turns the direction of text, or is no character: control characters,

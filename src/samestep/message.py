@@ -61,9 +61,9 @@ def message(id: str, /, **fields: Any) -> Message:
     return Message(id, fields)
 
 
-def as_said(text: str) -> Message:
-    """Returns a message for a sentence that comes from elsewhere."""
-    return Message(AS_SAID, {"text": text})
+def as_said(said: str | Message) -> Message:
+    """Returns a message for a sentence that comes from elsewhere; a message stays as it is."""
+    return said if isinstance(said, Message) else Message(AS_SAID, {"text": said})
 
 
 def _plain(value: Any) -> Any:

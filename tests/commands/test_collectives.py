@@ -22,8 +22,10 @@ from lane_marks import CHECK, FULL
 from samestep.commands.collectives import failed
 from samestep.commands.command_options import CollectivesOptions, size_of
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.records.collectives import COLLECTIVES, Case, CollectiveRank, CollectiveResults, RankValues
 from samestep.records.files import read
+from samestep.report.language import text
 
 SMALL = (
     "--op",
@@ -58,7 +60,7 @@ def test_it_prints_a_table_and_keeps_typed_results(tmp_path: Path) -> None:
     # In the world all_reduce by five reductions; in four groups of one rank no send_recv; in the mesh's other dimension
     # all three.
     assert results.checked == 7 + 4 * 2 + 3
-    assert f"{results.checked} calls had" in done.stdout and "(gloo on 2 ranks)" in done.stdout
+    assert text(message("collectives_right", checked=results.checked, backend="gloo", ranks=2), "en") in done.stdout
     assert "band, bor, bxor" in done.stdout
     table = done.stdout[done.stdout.index("collective ") :].splitlines()
     assert max(map(len, table)) <= 100

@@ -18,7 +18,7 @@ from samestep.data.loader import Rows, batches
 from samestep.data.pipeline import Span
 from samestep.data.stream import is_stream, nested
 from samestep.data.workers import fetched
-from samestep.errors import LoadingFailed, UserError
+from samestep.errors import LoadingFailed
 from samestep.job import Job, MicroBatch
 from samestep.tasks.inspect.job import schedule_of
 from samestep.world import World
@@ -110,7 +110,7 @@ def test_samples_are_fetched_by_the_batch_and_must_be_as_many() -> None:
     job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=None)
     first = next(batches(job, World(), schedule_of(job, 1), 1))
     assert first.data.tolist() == first.micro_batch.indices.tolist()
-    with pytest.raises(UserError, match=r"ByBatch.__getitems__.* 10 .* 8 "):
+    with refuses("batch_of_samples_has_another_length", dataset="ByBatch", samples=10, indices=8):
         list(batches(replace(job, train=ByBatch(2)), World(), schedule_of(job, 1), 1))
 
 

@@ -202,7 +202,7 @@ def test_a_dataset_whose_length_changes_is_told(workers: int) -> None:
     seen, error = loaded(job, 2 * (16 // job.global_batch))
     assert len(seen) == 16 // job.global_batch
     assert type(error) is UserError
-    assert re.search("17 .*epoch 1.* 16 ", str(error))
+    says(error.message, "length_of_dataset_changes", samples=17, epoch=1, at_start=16)
 
 
 @pytest.mark.parametrize("kibibytes", [4, 16])

@@ -19,9 +19,11 @@ from command import WATCHED
 from conformance import jobs_drawn
 from mutations import jobs as mutated
 from ranks import Ranks
+from said import refuses
 from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.job import Batch
+from samestep.message import message
 from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, ProveTask, RunTask
 from samestep.reference import evaluation as reference
@@ -163,9 +165,10 @@ def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
         return torch.empty(batch.micro_batch.rows, 1 << 50)
 
     job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
-    with pytest.raises(UserError, match=r"evaluating 8 rows.*--set micro_batch=4 "):
+    remedy = message("evaluate_fewer_rows_at_once", rows=4)
+    with refuses("evaluation_out_of_memory", rank=0, rows=8, remedy=remedy):
         evaluate(job, job.model(), World())
-    with pytest.raises(UserError, match=r"evaluating 1 rows.*samestep evaluate"):
+    with refuses("evaluation_out_of_memory", rank=0, rows=1, remedy=message("evaluate_elsewhere")):
         evaluate(replace(job, micro_batch=1), job.model(), World())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import pytest
 from command import DIGITS, samestep
 from samestep.commands.training_options import _profile
 from samestep.errors import UserError
+from samestep.message import message
+from samestep.report.language import text
 
 RUN = ("run", *DIGITS, "--set", "epochs=1", "--nproc", "2")
 
@@ -41,7 +42,7 @@ def test_a_trace_of_each_rank_has_exactly_the_steps(tmp_path: Path) -> None:
 def test_steps_that_there_are_not(tmp_path: Path) -> None:
     done = samestep(*RUN, "--profile", "steps=1000..1001", out=tmp_path / "out")
     assert done.returncode == 2
-    assert re.search("--profile: .* 24 steps.* 999", done.stderr)
+    assert text(message("profile_begins_after_the_training", steps=24, last=999), "en") in done.stderr
 
 
 @pytest.mark.parametrize("text", ["10..20", "steps=", "steps=0..3", "steps=5..4", "steps=a..b", "steps=1..2..3"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from samestep.message import as_said
+from samestep.message import as_said, message
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
     CompareResults,
@@ -76,10 +76,9 @@ DIVERGENCE = Divergence(
     found=2.302585092994057,
     cause=as_said("the update of step 2 is wrong: averaged per rank instead of per row"),
 )
-NEVER_CLIPPED = as_said("clipping never acted in the proof: the largest gradient norm was 3.2, not 5.0")
-ONE_ROW = as_said(
-    "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that all ranks get 2, or last=drop"
-)
+NEVER_CLIPPED = message("clipping_never_acted", norm=3.2, limit=5.0)
+NO_OP = message("dataparallel_does_nothing_on_cpu")
+ONE_ROW = message("batch_norm_gets_one_row", step=23, rank=1)
 
 
 def compared() -> CompareResults:
@@ -126,7 +125,7 @@ def compared() -> CompareResults:
             ),
             row("horovod", "horovodrun", "failed", reason=as_said("rank 1 was killed (signal 9) in step 12")),
             row("deepspeed", "torchrun", "refused", reason=ONE_ROW),
-            row("dataparallel", "process", "unavailable", replicas=1, reason=as_said("no-op on CPU")),
+            row("dataparallel", "process", "unavailable", replicas=1, reason=NO_OP),
         ],
     )
 

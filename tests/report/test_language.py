@@ -19,6 +19,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "samestep"
 
 def calls() -> Iterator[tuple[str, str, set[str] | None]]:
     """Yields (place, id, names of the fields; None where some come by **) of each message that the code makes."""
+    for path in sorted(PACKAGE.rglob("*.j2")):
+        for found in re.finditer(r'\bmessage\("(\w+)"(?=([^}%]*))', path.read_text()):
+            yield path.name, found[1], set(re.findall(r"(\w+)=", found[2]))
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "message":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 
 from command import WATCHED as JOBS
 from command import samestep
+from samestep.message import message
+from samestep.report.language import text
 
 
 def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,9 @@ def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     done = run(tmp_path / "whole")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert re.search("memory.* 8 rows.* 4 .*--set micro_batch=4 ", done.stderr)
+    fields = {"step": 0, "rows": 8, "fits": 4}
+    said = [text(message("out_of_memory_with_so_many_rows", rank=rank, **fields), "en") for rank in (0, 1)]
+    assert any(sentence in done.stderr for sentence in said), done.stderr
     parts = run(tmp_path / "parts", "--set", "micro_batch=4")
     assert parts.returncode == 0, parts.stderr
     roomy = run(tmp_path / "roomy", "--set", "spare_mib=4000")

@@ -111,7 +111,7 @@ def _launcher(inspected: InspectedSetup, *, show: bool) -> str:
     if launcher not in (*possible, launch.FORK):
         raise UserError(f"--launcher {launcher} starts no process group; name one of {', '.join(possible)}")
     if why := launch.load(launcher).missing(inspected.machines, os.environ):
-        raise UserError(f"--launcher {launcher} cannot be used here: {why}")
+        raise UserError(message("launcher_cannot_be_used_here", launcher=launcher, why=why))
     return launcher
 
 

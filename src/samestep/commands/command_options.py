@@ -15,7 +15,8 @@ from samestep.commands.options import Names, Options, Typed, names, pairs
 from samestep.commands.setup import Resume, Setup
 from samestep.commands.training_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
+from samestep.message import message
 from samestep.records.collectives import BACKENDS, COLLECTIVES, DTYPES, find
 from samestep.records.inspection import Values
 
@@ -191,7 +192,7 @@ class EngineOptions(Options):
         """Returns the engine's name. Raises UserError where there is none, or several."""
         engines = names(self.engine, "--engine")
         if len(engines) != 1 or "all" in engines:
-            raise UserError(f"--engine {self.engine!r}: a training has one engine; name one, as in --engine ddp")
+            raise UserError(message("training_has_one_engine", engines=self.engine))
         return engines
 
 
@@ -272,7 +273,7 @@ def one_launcher(given: str) -> tuple[str, ...]:
     """Parses --launcher. Raises UserError for several."""
     launchers = names(given, "--launcher")
     if len(launchers) > 1 or "all" in launchers:
-        raise UserError(f"--launcher {given!r}: one launcher starts the ranks; name one, as in --launcher torchrun")
+        raise UserError(message("one_launcher_starts_the_ranks", launchers=given))
     return launchers
 
 
@@ -421,13 +422,15 @@ class CollectivesOptions(LaunchOptions):
         given = names(self.dtype, "--dtype")
         for name in given:
             if name not in DTYPES:
-                raise UserError(f"--dtype {name}: {nearest(name, list(DTYPES))}")
+                hint = nearest_name(name, list(DTYPES))
+                raise UserError(message("option_has_no_such_value", flag="--dtype", value=name, hint=hint))
         return given or ("float32", *(name for name in DTYPES if name != "float32"))
 
     def check_backend(self) -> None:
         """Raises UserError for a backend that there is not, and one that the device does not fit."""
         if self.backend and self.backend not in BACKENDS:
-            raise UserError(f"--backend {self.backend}: {nearest(self.backend, list(BACKENDS))}")
+            hint = nearest_name(self.backend, list(BACKENDS))
+            raise UserError(message("option_has_no_such_value", flag="--backend", value=self.backend, hint=hint))
         if self.backend in ("gloo", "mpi") and self.device not in ("auto", "cpu"):
             raise UserError(f"--backend {self.backend} is tried with tensors on the CPU; leave --device out")
 

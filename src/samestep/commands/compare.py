@@ -35,6 +35,7 @@ from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
+from samestep.records.inspection import EngineFacts
 from samestep.records.monitor import SUMMARY, MonitorSummary
 from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
 from samestep.records.record import Progress, Record
@@ -144,16 +145,7 @@ def _play(
         noise_runs=1 if job.costly else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
-    return _start(
-        inspected,
-        root,
-        "process",
-        size=1,
-        devices=inspected.inspection.devices,
-        folder=folder,
-        plan=plan,
-        show_phase=show_phase,
-    )
+    return _start(inspected, root, "process", None, plan=plan, show_phase=show_phase)
 
 
 def _one_process(
@@ -196,16 +188,7 @@ def _launch(
         if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
             return
-        record = _start(
-            inspected,
-            folder,
-            row.launcher,
-            size=row.facts.processes,
-            devices=row.facts.devices,
-            folder=launch_folder,
-            plan=plan,
-            show_phase=show_phase,
-        )
+        record = _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
@@ -250,16 +233,7 @@ def _interrupted(
         for engine in (facts, continuation)
     ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))
-    began = _start(
-        inspected,
-        folder,
-        row.launcher,
-        size=facts.processes,
-        devices=facts.devices,
-        folder=Path(plan.out),
-        plan=first,
-        show_phase=show_phase,
-    )
+    began = _start(inspected, folder, row.launcher, facts, plan=first, show_phase=show_phase)
     second = replace(
         plan,
         out=f"{plan.out}-continued",
@@ -267,16 +241,7 @@ def _interrupted(
         engine_settings=continuation.settings,
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
-    continued = _start(
-        inspected,
-        folder,
-        row.continued_by_launcher,
-        size=continuation.processes,
-        devices=continuation.devices,
-        folder=Path(second.out),
-        plan=second,
-        show_phase=show_phase,
-    )
+    continued = _start(inspected, folder, row.continued_by_launcher, continuation, plan=second, show_phase=show_phase)
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
     record = JoinedRecord(continued.folder, began)
     return _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
@@ -286,13 +251,16 @@ def _start(
     inspected: InspectedSetup,
     root: Path,
     launcher: str,
-    size: int,
-    devices: tuple[str, ...],
-    folder: Path,
+    facts: EngineFacts | None,
+    *,
     plan: Plan | ReferencePlan,
     show_phase: ShowPhase,
 ) -> Record:
-    """Runs one launch of `size` ranks, unless its record is complete already. Returns the record."""
+    """Runs one launch of an engine, unless its record is complete already. Returns the record. facts: of the engine;
+    None: of the reference, which is one process."""
+    folder, size, devices = Path(plan.out), 1, inspected.inspection.devices
+    if facts:
+        size, devices = facts.processes, facts.devices
     if Record(folder).complete(size):
         return Record(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -384,11 +352,7 @@ def _engine_results(inspected: InspectedSetup, rows: list[Row]) -> Iterator[Engi
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
             figures = measurement(row.launches, baseline, row.facts.replicas, measured)
-            result = result.with_measurement(replace(figures, monitor=_usage(row.launches[-1])))
+            used = row.launches[-1].folder / SUMMARY  # absent where the disk has taken no samples
+            monitor = read(MonitorSummary, used) if used.exists() else None
+            result = result.with_measurement(replace(figures, monitor=monitor))
         yield result
-
-
-def _usage(record: Record) -> MonitorSummary | None:
-    """Returns what a launch used; None where the disk has taken no samples."""
-    path = record.folder / SUMMARY
-    return read(MonitorSummary, path) if path.exists() else None

@@ -172,7 +172,7 @@ def _start_launcher(setup: Setup, options: DoctorOptions, flags: Sequence[str]) 
     name = setup.launchers[0]
     module = launch.load(name)
     if why := module.missing(machines, os.environ):
-        raise UserError(f"--launcher {name}: {why}")
+        raise UserError(message("launcher_cannot_be_used_here", launcher=name, why=why))
     more = [options.job] * bool(options.job) + ["--device", setup.device, *flags] + ["--quick"] * options.quick
     more += ["--out", str(setup.out)] if setup.out else []
     first = machines.nnodes == 1 or machines.single_launch or machines.is_master

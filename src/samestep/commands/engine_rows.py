@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from samestep import engine, launch
 from samestep.commands.inspected_setup import InspectedSetup
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
 from samestep.proof.plan import loop_layout, numerics_layout
@@ -51,7 +51,7 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
     known = {facts.name: facts for facts in inspected.inspection.engines}
     for name in setup.engines:
         if name not in known:
-            raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
+            raise UserError(message("no_such_engine", engine=name, hint=nearest_name(name, list(known))))
     chosen = setup.engines or tuple(known)
     if setup.rounds and engine.BASELINE not in chosen:
         chosen = (engine.BASELINE, *chosen)
@@ -64,9 +64,13 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
         _add_continuation(inspected, row, forks)
     used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
     if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
-        possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
-        starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
-        raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
+        starts = [
+            message("engine_starts_with", engine=name, launchers=launch.launchers_for(known[name].process_kind))
+            for name in setup.engines
+        ]
+        raise UserError(
+            message("launchers_start_none_of_these_engines", launchers=",".join(setup.launchers), starts=starts)
+        )
     return sorted(rows, key=lambda row: row.engine != engine.BASELINE)
 
 
@@ -187,7 +191,7 @@ def result_of(row: Row) -> EngineResult:
     replicas = row.facts.replicas or None
     result = EngineResult(row.verdict.verdict, engine=row.engine, launcher=row.launcher, replicas=replicas)
     result = result.with_verdict(row.verdict)
-    absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
+    absent = row.facts.reason is not None and row.facts.reason.id == "package_not_installed"
     if row.continued_by:
         result = replace(result, continued_by=ContinuedBy(row.continued_by.name, row.continued_by.replicas))
     return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)

@@ -47,8 +47,9 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
     """Inspects the job and the engines of a setup. rank: of this command, where an outer launcher has started it."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
     machines = inherited if rank else _machines_to_train_on(setup)
+    several = machines.nnodes > 1 or (rank is not None and rank.local_size < rank.size)
     if setup.machines.interface:
-        check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
+        check_interface(setup.machines.interface, several=several)
     nproc = setup.nproc
     if nproc is None and machines.single_launch:
         nproc = allocated_ranks(os.environ)
@@ -94,17 +95,9 @@ def _machines_to_train_on(setup: Setup) -> Machines:
         raise
 
 
-def _is_one_of_several(rank: LaunchedRank | None) -> bool:
-    """Whether an outer launcher has started this command's ranks on several machines."""
-    return rank is not None and rank.local_size < rank.size
-
-
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
     """Raises UserError when there are fewer GPUs than ranks on this machine."""
     devices = inspection.devices
     wanted = [facts for facts in inspection.engines if not engines or facts.name in engines]
     if devices[0] != "cpu" and nproc > len(devices) and any(facts.process_kind != "one" for facts in wanted):
-        raise UserError(
-            f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
-            f"use --nproc {len(devices)}, or --device cpu to try it without"
-        )
+        raise UserError(message("too_few_gpus", flag="--nproc", ranks=nproc, gpus=len(devices)))

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, Union, get_args
 from typer.models import ArgumentInfo, ParameterInfo
 
 from samestep.errors import UserError
+from samestep.message import message
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -278,7 +279,7 @@ def names(given: Names, flag: str) -> tuple[str, ...]:
         return tuple(given)
     parsed = tuple(given.replace(",", " ").split())
     if given and not parsed:
-        raise UserError(f"{flag} {given!r} names none; name one, or leave it out")
+        raise UserError(message("option_names_none", flag=flag, value=given))
     return parsed
 
 
@@ -286,11 +287,13 @@ def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
     """Parses ['a=1'] into {'a': '1'}. Raises UserError for a pair without '=', and for two of one name."""
     wrong = [pair for pair in given if "=" not in pair]
     if wrong:
-        raise UserError(f"{flag} {wrong[0]}: write it as key=value")
+        raise UserError(message("option_is_no_pair", flag=flag, value=wrong[0]))
     values: dict[str, str] = {}
     for name, value in (pair.split("=", 1) for pair in given):
         if name in values:
-            raise UserError(f"{flag} gives {name} twice, {values[name]} and {value}; leave out one of them")
+            raise UserError(
+                message("option_gives_a_name_twice", flag=flag, name=name, first=values[name], second=value)
+            )
         values[name] = value
     return values
 

@@ -32,7 +32,7 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.outer_launcher import LaunchedRank
-from samestep.message import as_said, message
+from samestep.message import message
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
 from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
@@ -185,7 +185,7 @@ def prepare(
     rendezvous_address.check_port(machines)
     (row,) = rows_of(inspected)
     if row.verdict and row.verdict.verdict == "unavailable":
-        raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
+        raise UserError(message("engine_cannot_run_here", engine=row.engine, why=row.verdict.reason))
     if row.verdict and row.verdict.verdict == "refused":
         raise Refused(row.verdict.reason or "")
     check_options(machines, row.launcher)
@@ -307,7 +307,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         wait_share=wait.share if wait else None,
         loader_ceiling=wait.loader_ceiling if wait else None,
         demand=wait.demand if wait else None,
-        advice=as_said(advice) if wait and (advice := wait.advice()) else None,
+        advice=wait.advice() if wait else None,
         traces=_traces(out, record, step) if step.profile else (),
         changes=observations.changes,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from samestep import engine, launch
 from samestep.commands.machine_options import MachineOptions
 from samestep.errors import UserError
+from samestep.message import message
 
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 
@@ -62,9 +63,9 @@ class Setup:
         cores = os.cpu_count() or 1
         for flag, nproc in (("--nproc", self.nproc), ("--resume-nproc", self.resume.nproc if self.resume else None)):
             if nproc is not None and nproc < 1:
-                raise UserError(f"{flag} {nproc}: at least one rank must train; give {flag} 1 or more")
+                raise UserError(message("rank_number_too_small", flag=flag, ranks=nproc))
             if nproc is not None and nproc > 64 * cores:
-                raise UserError(f"{flag} {nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+                raise UserError(message("rank_number_too_large", flag=flag, ranks=nproc, cores=cores))
         threads = self.machines.threads
         if threads is not None and not 1 <= threads <= 64 * cores:
             raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from samestep.commands.options import Names, Options, Typed, names
-from samestep.errors import UserError, first_few, nearest
+from samestep.errors import UserError, first_few, nearest, nearest_name
+from samestep.message import message
 from samestep.records.checkpoint import other_file
 from samestep.world.regular_files import open_regular
 
@@ -219,7 +220,8 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
 def _check_logs(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in LOGS:
-            raise UserError(f"--log {name}: {nearest(name, list(LOGS))}")
+            hint = nearest_name(name, list(LOGS))
+            raise UserError(message("option_has_no_such_value", flag="--log", value=name, hint=hint))
         if LOGS[name] and find_spec(LOGS[name]) is None:
             raise UserError(
                 f"--log {name} needs the package {LOGS[name]}, which is not installed: pip install 'samestep[{name}]'"

@@ -27,6 +27,7 @@ from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, MicroBatch
 from samestep.job.checks import nested
 from samestep.job.walk import mapped_tensors
+from samestep.message import message
 from samestep.world import World
 from samestep.world.heartbeat import NONE, heartbeat
 
@@ -193,10 +194,8 @@ class Rows(Dataset[Any]):
         if self.set_epoch:
             self.set_epoch(epoch)
         if len(self.dataset) != self.length:
-            raise UserError(
-                f"the training's dataset has {len(self.dataset)} samples in epoch {epoch}, and had {self.length} when "
-                "the training began; its length must not change between epochs, because the schedule is built from it"
-            )
+            samples = len(self.dataset)
+            raise UserError(message("length_of_dataset_changes", samples=samples, epoch=epoch, at_start=self.length))
 
     def _collated(self, indices: list[int], again: list[tuple[int, ...]]) -> Any:
         """Reads, augments and collates samples. The global generators that they draw from are keyed, each sample's."""
@@ -252,7 +251,9 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
         heartbeat.row(NONE)
         if len(samples) != len(indices):
             kind, count = type(dataset).__name__, len(samples)
-            raise UserError(f"{kind}.__getitems__ gave {count} samples for {len(indices)} indices; give one for each")
+            raise UserError(
+                message("batch_of_samples_has_another_length", dataset=kind, samples=count, indices=len(indices))
+            )
         return samples
     samples = []
     try:

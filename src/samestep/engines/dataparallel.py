@@ -15,15 +15,15 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Engine, Layout, Needs, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.training import Run
 from samestep.world import World
 
 
-def missing(devices: tuple[str, ...]) -> str | None:
+def missing(devices: tuple[str, ...]) -> Message | None:
     if devices[0] == "cpu":
-        return "no-op on CPU"
-    return None if len(devices) > 1 else f"needs two devices, here is {devices[0]} alone"
+        return message("dataparallel_does_nothing_on_cpu")
+    return None if len(devices) > 1 else message("dataparallel_needs_two_devices", device=devices[0])
 
 
 def layout(world: World) -> Layout:

@@ -14,16 +14,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
+from samestep.message import Message, message
 from samestep.training import Run
 from samestep.world import World
 
 
-def missing(devices: tuple[str, ...]) -> str | None:
+def missing(devices: tuple[str, ...]) -> Message | None:
     if devices[0] == "cpu":
         return None
     import horovod.torch as hvd
 
-    return None if hvd.nccl_built() else "this Horovod was built without NCCL, for CPUs alone"
+    return None if hvd.nccl_built() else message("horovod_without_nccl")
 
 
 def layout(world: World, compress: str = "none") -> Layout:

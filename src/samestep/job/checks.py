@@ -10,7 +10,7 @@ from typing import Any
 
 from samestep.errors import UserError, nearest
 from samestep.job.arguments import check_functions, check_optimizer, is_a, shown
-from samestep.job.batch import apply_to_inputs
+from samestep.job.batch import apply_to_inputs, counts_by_itself
 from samestep.job.fields import JobFields
 from samestep.job.orders import ByLength, Lanes, Weighted
 from samestep.job.phases import LRSchedule, Recipe
@@ -190,25 +190,22 @@ def check_workers(workers: int) -> None:
 
 def check_metrics(metrics: Any) -> None:
     """Raises UserError where the metrics of a Job are no functions with names."""
-    if hasattr(metrics, "update") and hasattr(metrics, "compute"):
+    if counts_by_itself(metrics):
         raise UserError(f"metrics is {shown(metrics)}; give it a name: metrics={{'{type(metrics).__name__}': metric}}")
     named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
     for name, metric in metrics.items() if named else ():
-        if hasattr(metric, "update") and hasattr(metric, "compute") and not hasattr(metric, "reset"):
+        if counts_by_itself(metric) and not hasattr(metric, "reset"):
             raise UserError(
                 f"the metric '{name}' is {shown(metric)}, which is updated in one evaluation after another and has no "
                 "reset(); write one, which forgets all rows"
             )
-    wrong = next((value for value in metrics.values() if not _is_metric(value)), None) if named else metrics
+    values = metrics.values() if named else ()
+    wrong = next((v for v in values if not (callable(v) or counts_by_itself(v))), None) if named else metrics
     if not named or wrong is not None:
         raise UserError(
             f"{'a metric' if named else 'metrics'} is {shown(wrong)}; give functions with names, as in "
             "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
         )
-
-
-def _is_metric(value: Any) -> bool:
-    return callable(value) or (hasattr(value, "update") and hasattr(value, "compute"))
 
 
 def check_carried(default_forward: bool, in_lanes: bool, last: str, closure: bool) -> None:

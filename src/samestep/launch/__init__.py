@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
+from samestep.message import Message, message
 from samestep.world import RankVariables, places
 
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
@@ -160,7 +161,7 @@ class Launcher:
     starts: tuple[str, ...]
     variables: RankVariables
     plan: Callable[[Sequence[str], Shape], Command]
-    missing: Callable[[Machines, Env], str | None]
+    missing: Callable[[Machines, Env], Message | str | None]
     report: FailureReport = FailureReport()
     environment: RankEnvironment | None = None
     scheduler: Scheduler | None = None
@@ -184,10 +185,10 @@ def load(name: str) -> Launcher:
         launcher: Launcher = importlib.import_module(f"samestep.launch.launchers.{name}").LAUNCHER
         return launcher
     if name not in _external_launchers():
-        raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
+        raise UserError(message("no_such_launcher", launcher=name, hint=nearest_name(name, names())))
     loaded = _load_external(name)
     if isinstance(loaded, str):
-        raise UserError(f"the launcher '{name}' of another package cannot be used: {loaded}")
+        raise UserError(message("launcher_of_another_package_cannot_be_used", launcher=name, why=loaded))
     return loaded
 
 
@@ -216,7 +217,7 @@ def launchers_with(option: str) -> list[str]:
     return [name for name, launcher in all_launchers().items() if option in launcher.options]
 
 
-def only_one_machine(name: str, machines: Machines) -> str | None:
+def only_one_machine(name: str, machines: Machines) -> Message | None:
     """Returns why a launcher for one machine cannot start ranks on several, with those that can; None for one."""
     if machines.nnodes == 1:
         return None
@@ -226,8 +227,8 @@ def only_one_machine(name: str, machines: Machines) -> str | None:
         for candidate, launcher in all_launchers().items()
         if kind in launcher.starts and not launcher.one_machine
     ]
-    instead = f"use {' or '.join(able)}" if able else "use another engine"
-    return f"{name} starts ranks on one machine; for {machines.nnodes} {instead}"
+    instead = message("use_launcher", launchers=able) if able else message("use_another_engine")
+    return message("launcher_starts_one_machine", launcher=name, machines=machines.nnodes, instead=instead)
 
 
 def tasks_of(name: str, env: Env) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
     """
     heartbeat.begin(EVALUATION)
-    with _memory_errors("while building the whole model for an evaluation", 0, world):
+    with _memory_errors(None, world):
         model = job.model().to(world.device)
     if world.rank == 0:
         model.load_state_dict(state)
@@ -92,17 +92,23 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
 
 
 @contextmanager
-def _memory_errors(what: str, rows: int, world: World) -> Iterator[None]:
-    """Turns an out-of-memory error into a UserError that says what needs less memory."""
+def _memory_errors(rows: int | None, world: World) -> Iterator[None]:
+    """Turns an out-of-memory error into a UserError that says what needs less memory.
+
+    rows: that are evaluated at once; None: the whole model is built.
+    """
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        smaller = f"--set micro_batch={rows // 2} evaluates fewer at once, and trains the same steps"
-        elsewhere = "evaluate the weights with samestep evaluate on a machine with more memory"
+        remedy = message("evaluate_elsewhere")
+        if rows is not None and rows > 1:
+            remedy = message("evaluate_fewer_rows_at_once", rows=rows // 2)
         error.__traceback__ = None  # its frames hold the tensors that fill the memory
-        raise UserError(f"rank {world.rank} ran out of memory {what}; {smaller if rows > 1 else elsewhere}") from None
+        if rows is None:
+            raise UserError(message("evaluation_model_out_of_memory", rank=world.rank, remedy=remedy)) from None
+        raise UserError(message("evaluation_out_of_memory", rank=world.rank, rows=rows, remedy=remedy)) from None
 
 
 def chunk_rows(job: Job) -> int:
@@ -133,7 +139,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    with torch.no_grad(), _memory_errors(f"while evaluating {at_once} rows at once", at_once, world):
+    with torch.no_grad(), _memory_errors(at_once, world):
         for number, batch in zip(
             chunk_numbers, _batches(job, [chunks[number] for number in chunk_numbers], world.device)
         ):

@@ -274,8 +274,11 @@ def gather_rows(output: Any, batch: Batch, all_rows: MicroBatch, world: World) -
         by_row=[t is not None and t.dim() > 0 and len(t) == len(micro_batch.indices) for t in tensors],
     )
     ranks: list[RankTensors] = gather_from_ranks(rank_tensors, world)
-    by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
-    averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
+    by_row, averaged = list[bool](), list[bool]()
+    if all(rank.structure == ranks[0].structure for rank in ranks):
+        by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))]
+        floating = [tensor is not None and tensor.is_floating_point() for tensor in tensors]
+        averaged = [not by_row[n] and n < of_output and floating[n] for n in range(len(leaves))]
     _check_shapes(ranks, by_row, averaged, micro_batch.step)
     rank_leaves = [t[: micro_batch.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
     sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
@@ -294,10 +297,6 @@ def gather_rows(output: Any, batch: Batch, all_rows: MicroBatch, world: World) -
     return output, Batch(data, all_rows)
 
 
-def _alike(ranks: list[RankTensors]) -> bool:
-    return all(rank.structure == ranks[0].structure for rank in ranks)
-
-
 def _shape(rank: RankTensors, number: int) -> tuple[int, ...]:
     shape = rank.shapes[number]
     assert shape is not None
@@ -307,10 +306,6 @@ def _shape(rank: RankTensors, number: int) -> tuple[int, ...]:
 def _tensor(leaf: Tensor | None) -> Tensor:
     assert leaf is not None
     return leaf
-
-
-def _is_floating(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.is_floating_point()
 
 
 def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
+from samestep.message import message
 from samestep.records.inspection import MachineFacts
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")  # of torch.distributed.ReduceOp
@@ -143,7 +144,8 @@ COLLECTIVES: Mapping[str, Collective] = {row.name: row for row in _ROWS}
 def find(name: str) -> Collective:
     """Returns a collective by its name. Raises UserError, with the nearest name, where there is none."""
     if name not in COLLECTIVES:
-        raise UserError(f"there is no collective '{name}'; {nearest(name, list(COLLECTIVES))}")
+        hint = nearest_name(name, list(COLLECTIVES))
+        raise UserError(message("no_such_collective", collective=name, hint=hint))
     return COLLECTIVES[name]
 
 

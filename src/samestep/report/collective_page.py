@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from samestep.message import Message, message
 from samestep.records.collectives import CollectiveResults
 from samestep.report import collective_text, numbers
 from samestep.report.html_pages import import_matplotlib, template
@@ -25,7 +26,7 @@ def collective_page(results: CollectiveResults) -> str:
     )
 
 
-def _figures(results: CollectiveResults) -> list[tuple[Markup, str]]:
+def _figures(results: CollectiveResults) -> list[tuple[Markup, Message]]:
     """(SVG, caption) of each figure. The SVG is markup: matplotlib has escaped its text."""
     if not any(curve.points[-1].size for curve in results.curves):
         return []
@@ -35,12 +36,10 @@ def _figures(results: CollectiveResults) -> list[tuple[Markup, str]]:
     return [
         (
             Markup(collective_plots.times(results)),
-            "Time of one call, by the slowest rank. Dot: the median of the calls; line: the fit, "
-            "seconds = latency + bytes / bandwidth, in one to three pieces. Both axes are logarithmic.",
+            message("caption_of_collective_times"),
         ),
         (
             Markup(collective_plots.bandwidths(results)),
-            "Bus bandwidth: what each link carries if the collective needs no more than it must, so that it may be "
-            "compared with the link's rate on any number of ranks.",
+            message("caption_of_bus_bandwidths"),
         ),
     ]

@@ -9,11 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from samestep.records.collectives import COLLECTIVES, KINDS, CollectiveCurve, CollectiveResults
+from samestep.message import Message, message
+from samestep.records.collectives import COLLECTIVES, CollectiveCurve, CollectiveResults
 from samestep.report.numbers import duration, size
 from samestep.report.plots import PALETTE, STYLE, WIDTH, svg
 
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", PALETTE[0]]
+PANELS = {
+    "reduce": "collectives_that_reduce",
+    "one": "collectives_of_one_rank",
+    "all": "collectives_of_all_ranks",
+    "pair": "collectives_of_two_ranks",
+}
 FIT_POINTS = 12  # of a piece's line
 
 Draw = Callable[[Axes, CollectiveCurve, str], None]
@@ -38,7 +45,7 @@ def times(results: CollectiveResults) -> str:
                 linewidth=1,
             )
 
-    return _panels(results, draw, "times", "Time of each collective over message sizes", duration)
+    return _panels(results, draw, "times", str(message("figure_of_collective_times")), duration)
 
 
 def bandwidths(results: CollectiveResults) -> str:
@@ -57,17 +64,13 @@ def bandwidths(results: CollectiveResults) -> str:
             label=curve.collective,
         )
 
-    return _panels(
-        results, draw, "bus", "Bus bandwidth of each collective over message sizes", lambda x: f"{x:,g} MB/s"
-    )
+    return _panels(results, draw, "bus", str(message("figure_of_bus_bandwidths")), lambda x: f"{x:,g} MB/s")
 
 
 def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, formatted: Shown) -> str:
     """A panel for each kind of collective that was measured, with common axes."""
     of_kinds = {
-        kind: [curve for curve in results.curves if COLLECTIVES[curve.collective].kind == kind]
-        for kind in KINDS
-        if kind != "wait"
+        kind: [curve for curve in results.curves if COLLECTIVES[curve.collective].kind == kind] for kind in PANELS
     }
     kinds = [kind for kind, curves in of_kinds.items() if curves]
     rows = -(-len(kinds) // 2)
@@ -78,7 +81,7 @@ def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, forma
             for curve, colour in zip(of_kinds[kind], COLOURS):
                 draw(axes, curve, colour)
             _scales(axes, formatted)
-            axes.set_title(KINDS[kind], loc="left", fontsize=10)
+            axes.set_title(str(Message(PANELS[kind])), loc="left", fontsize=10)
             axes.legend(frameon=False, fontsize=8)
         for axes in panels[len(kinds) :]:
             axes.set_visible(False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from statistics import quantiles
 
 from rich import box
 from rich.table import Table
 
+from samestep.message import Message, message
 from samestep.records.collectives import (
     COLLECTIVES,
     REDUCTIONS,
@@ -17,6 +17,7 @@ from samestep.records.collectives import (
     CollectiveResults,
     Point,
     Unsupported,
+    WrongValue,
 )
 from samestep.report.numbers import MISSING, amount, duration, percent, size
 
@@ -71,37 +72,47 @@ def spread(point: Point) -> str:
 
 def sentences(results: CollectiveResults) -> Iterator[str]:
     """What was checked, what was wrong, what the backend lacks, and how to read the table."""
-    where = f"{results.backend} on {results.world_size} ranks"
+    where = {"backend": results.backend, "ranks": results.world_size}
     if results.wrong:
-        yield f"{len(results.wrong)} wrong values, {results.checked} calls right on every rank ({where}):"
-        yield from (f"  {missing}" for missing in islice(wrong(results), MOST_WRONG))
-        if len(results.wrong) > MOST_WRONG:
-            yield f"  … and {len(results.wrong) - MOST_WRONG} more, in results.json"
+        wrong, checked = len(results.wrong), results.checked
+        yield str(message("collectives_with_wrong_values", wrong=wrong, checked=checked, **where))
+        yield from (f"  {wrong_value(value)}" for value in results.wrong[:MOST_WRONG])
+        if wrong > MOST_WRONG:
+            yield f"  {message('more_wrong_values', more=wrong - MOST_WRONG)}"
     elif results.checked:
-        yield f"{results.checked} calls had the right values on every rank ({where})."
+        yield str(message("collectives_right", checked=results.checked, **where))
     else:
-        yield f"No call was possible ({where})."
+        yield str(message("no_collective_possible", **where))
     for missing in results.unsupported:
-        yield unsupported(missing, results.backend)
+        yield str(unsupported(missing, results.backend))
     for name, why in results.unmeasured.items():
-        yield f"{name} was not measured: {why}"
+        yield str(message("collective_not_measured", collective=name, why=why))
 
 
-def wrong(results: CollectiveResults) -> Iterator[str]:
-    """A sentence for each wrong value."""
-    for wrong_value in results.wrong:
-        kind = " ".join(filter(None, (wrong_value.dtype, wrong_value.reduction)))
-        where = "" if wrong_value.group == "world" else f" in the {wrong_value.group}"
-        name = f"{wrong_value.collective} ({kind})" if kind else wrong_value.collective
-        yield f"{name}{where}: rank {wrong_value.rank} has {wrong_value.found}, not {wrong_value.expected}"
+def wrong_value(wrong: WrongValue) -> Message:
+    """Returns what is wrong with a value that a rank has received."""
+    return message(
+        "collective_gave_a_wrong_value",
+        collective=wrong.collective,
+        kind=" ".join(filter(None, (wrong.dtype, wrong.reduction))),
+        group=None if wrong.group == "world" else wrong.group,
+        rank=wrong.rank,
+        found=wrong.found,
+        expected=wrong.expected,
+    )
 
 
-def unsupported(missing: Unsupported, backend: str) -> str:
-    """What a backend lacks, in one sentence."""
-    names = ", ".join(missing.collectives)
-    dtypes = ", ".join(missing.dtypes)
-    reductions = "" if len(missing.reductions) in (0, len(REDUCTIONS)) else f" by {', '.join(missing.reductions)}"
-    return f"{backend} lacks {names}{f' of {dtypes}' if dtypes else ''}{reductions}; instead: {missing.instead}"
+def unsupported(missing: Unsupported, backend: str) -> Message:
+    """Returns what a backend lacks."""
+    some = len(missing.reductions) not in (0, len(REDUCTIONS))
+    return message(
+        "backend_lacks",
+        backend=backend,
+        collectives=missing.collectives,
+        dtypes=missing.dtypes,
+        reductions=missing.reductions if some else None,
+        instead=missing.instead,
+    )
 
 
 def show(ranks: Sequence[CollectiveRank], name: str) -> str:

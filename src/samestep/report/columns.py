@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from samestep.message import Message, message
 from samestep.records.results import EngineResult
 from samestep.report import numbers
 
@@ -24,7 +25,7 @@ class Column:
     heading: str
     cell: Cell
     leave_out: int = 0
-    page_heading: str = ""
+    page_heading: Message | None = None
     page_cell: Cell | None = None
     detail: Cell = lambda row: ""
 
@@ -38,7 +39,7 @@ MEASURED = (
         "samples/s",
         lambda row: numbers.median(row.samples_per_second, numbers.amount),
         2,
-        "samples/s",
+        message("heading_samples_per_second"),
         detail=lambda row: numbers.interval_and_n(row.samples_per_second, numbers.amount),
     ),
     Column("±", lambda row: numbers.spread(row.samples_per_second), 4),
@@ -46,19 +47,23 @@ MEASURED = (
         "× one",
         lambda row: numbers.median(row.ratio, numbers.factor),
         1,
-        "× one\nprocess",
+        message("heading_ratio_to_one_process"),
         detail=lambda row: numbers.interval(row.ratio, numbers.factor),
     ),
-    Column("", lambda row: numbers.median(row.efficiency, numbers.percent), page_heading="scaling\nefficiency"),
+    Column(
+        "",
+        lambda row: numbers.median(row.efficiency, numbers.percent),
+        page_heading=message("heading_scaling_efficiency"),
+    ),
     Column(
         "ms/step",
         lambda row: numbers.amount(row.step_ms.step if row.step_ms else None),
         5,
-        "wait / step,\nms",
+        message("heading_wait_and_step"),
         lambda row: numbers.wait_and_step(row.step_ms),
     ),
-    Column("MiB", lambda row: numbers.amount(row.peak_memory_mib), 7, "peak MiB\nper rank"),
-    Column("start s", lambda row: numbers.amount(row.startup_s), 8, "start-up,\ns"),
+    Column("MiB", lambda row: numbers.amount(row.peak_memory_mib), 7, message("heading_peak_memory")),
+    Column("start s", lambda row: numbers.amount(row.startup_s), 8, message("heading_startup")),
 )
 IN_TERMINAL = tuple(column for column in MEASURED if column.heading)
 ON_PAGE = tuple(column for column in MEASURED if column.page_heading)

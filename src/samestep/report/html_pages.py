@@ -12,7 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from samestep.errors import LONGEST_MESSAGE, printable
-from samestep.message import Message
+from samestep.message import Message, message
+from samestep.report.language import language
 
 FILE = "matplotlibrc"
 
@@ -51,4 +52,5 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"message": message, "language": language()}
     return environment.get_template(name)

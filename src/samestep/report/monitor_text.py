@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from samestep.message import message
 from samestep.records.monitor import GpuSummary, GpuUse, MonitorSummary, Sample
 from samestep.report.numbers import MISSING, amount, percent, size
 
@@ -44,22 +45,32 @@ def of_gpu(gpu: GpuUse | GpuSummary) -> str:
 
 def sentences(summary: MonitorSummary) -> Iterator[str]:
     """What was used in all, and what could not be seen."""
-    processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
-    memory = f"at most {size(summary.memory)} in {processes}"
+    memory = message("memory_of_processes", memory=size(summary.memory), processes=summary.processes)
     if not summary.processes:
-        memory = "ended before its memory was looked at (a smaller --interval)"
-    yield (
-        f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), "
-        f"{memory}; "
-        f"disk: {size(summary.read)} read, {size(summary.written)} written"
+        memory = message("ended_before_its_memory_was_looked_at")
+    yield str(
+        message(
+            "command_used",
+            cores=summary.cores,
+            seconds=amount(summary.seconds),
+            cpu_seconds=amount(summary.cpu_s),
+            memory=memory,
+            read=size(summary.read),
+            written=size(summary.written),
+        )
     )
-    yield (
-        f"the whole machine in that time: {summary.machine_cores:.2f} cores, at most {size(summary.machine_memory)}; "
-        f"network: {size(summary.received)} received, {size(summary.sent)} sent, "
-        f"{size(summary.local)} inside the machine"
+    yield str(
+        message(
+            "machine_used",
+            cores=summary.machine_cores,
+            memory=size(summary.machine_memory),
+            received=size(summary.received),
+            sent=size(summary.sent),
+            local=size(summary.local),
+        )
     )
     for number, gpu in enumerate(summary.gpus):
-        energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""
-        own_memory = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
-        yield f"GPU {number}: {of_gpu(gpu)}{own_memory}{energy}"
+        energy = None if gpu.energy is None else amount(gpu.energy / 3600)
+        own_memory = None if gpu.own_memory is None else size(gpu.own_memory)
+        yield str(message("gpu_used", number=number, use=of_gpu(gpu), own_memory=own_memory, energy=energy))
     yield from map(str, summary.notes)

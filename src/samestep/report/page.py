@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from samestep.message import Message
+from samestep.message import Message, message
 from samestep.records.results import CompareResults
 from samestep.report import columns, monitor_text, numbers, verdicts
 from samestep.report.html_pages import import_matplotlib, template
@@ -34,7 +34,7 @@ def page(results: CompareResults) -> str:
     )
 
 
-def _figures(results: CompareResults) -> list[tuple[Markup, str]]:
+def _figures(results: CompareResults) -> list[tuple[Markup, Message]]:
     """(SVG, caption) of each figure that has something to show. The SVG is markup: matplotlib has escaped its text."""
     if not results.measured:
         return []
@@ -43,46 +43,39 @@ def _figures(results: CompareResults) -> list[tuple[Markup, str]]:
 
     compared = comparable_rows(results)
     launches = ", ".join(sorted({f"n={speed(row).n}" for row in compared}))
-    timed = f"{results.measured_steps} steps a launch, after {results.warmup_steps} that are left out"
-    figures = [
-        (
-            Markup(plots.speed(results)),
-            f"Speed. Bar: the median over launches ({launches or 'none measured'}); whisker: its 95 % bootstrap "
-            "interval. An engine that was not proven to take the same step has no bar: it runs another training.",
-        )
-    ]
+    caption = message("caption_of_speed", launches=launches or message("no_launch_measured"))
+    figures = [(Markup(plots.speed(results)), caption)]
     if compared:
-        figures.append(
-            (
-                Markup(plots.steps(results)),
-                f"Step times. A dot is one step, a lane of dots one launch ({launches} launches, {timed}); "
-                "the line is the median that the table shows.",
-            )
-        )
+        steps, warmup = results.measured_steps, results.warmup_steps
+        caption = message("caption_of_step_times", launches=launches, steps=steps, warmup=warmup)
+        figures.append((Markup(plots.steps(results)), caption))
     if any(row.launches for row in results.engines):
         answer = results.same_as_one_process
-        differently = " One process alone trains this job differently: see below." if answer and not answer.same else ""
-        figures.append(
-            (
-                Markup(plots.losses(results)),
-                "Losses of every launch. Thinner lines are drawn over broader ones: where trainings are the same, "
-                f"they show as one striped line.{differently}",
-            )
-        )
+        differs = message("one_process_trains_differently") if answer and not answer.same else None
+        figures.append((Markup(plots.losses(results)), message("caption_of_losses", one_process=differs)))
     return figures
 
 
-def _machine(results: CompareResults) -> list[tuple[str, str]]:
+def _machine(results: CompareResults) -> list[tuple[Message, object]]:
     """(name, value) of where and how it ran; what a machine does not have is left out."""
     machine = results.machine
-    facts = {
-        "Machine": machine.host,
-        "Processor": f"{machine.processor}, {machine.cores} cores",
-        "GPU": machine.gpu,
-        "Device": results.device,
-        "Versions": f"samestep {results.samestep}, Python {machine.python}, PyTorch {machine.torch}",
-        "Data": f"{results.rows:,} rows, global batch {results.global_batch}",
-        "Settings": ", ".join(f"{name}={value}" for name, value in results.settings.items()),
-        "Started": results.started.replace("T", " "),
-    }
-    return [(name, value) for name, value in facts.items() if value]
+    facts: list[tuple[Message, object]] = [
+        (message("heading_machine_name"), machine.host),
+        (
+            message("heading_processor"),
+            message("processor_and_cores", processor=machine.processor, cores=machine.cores),
+        ),
+        (message("heading_gpu"), machine.gpu),
+        (message("heading_device"), results.device),
+        (
+            message("heading_versions"),
+            f"samestep {results.samestep}, Python {machine.python}, PyTorch {machine.torch}",
+        ),
+        (
+            message("heading_data"),
+            message("rows_and_global_batch", rows=results.rows, batch=results.global_batch),
+        ),
+        (message("heading_settings"), ", ".join(f"{name}={value}" for name, value in results.settings.items())),
+        (message("heading_started"), results.started.replace("T", " ")),
+    ]
+    return [(name, value) for name, value in facts if value]

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from samestep.errors import printable
+from samestep.message import message
 from samestep.records.results import CompareResults, EngineResult
 from samestep.report import verdicts
 from samestep.report.numbers import amount, interval_and_n
@@ -53,16 +54,20 @@ def speed(results: CompareResults) -> str:
         right = max((verdicts.speed(row).high for row in compared), default=1.0)
         for y, row in enumerate(rows):
             if row not in compared:
-                why = f"{verdict_text(row)}: {row.reason}" if row.reason else verdict_text(row)
+                why = (
+                    message("verdict_and_why", verdict=verdicts.verdict(row), why=row.reason)
+                    if row.reason
+                    else verdict_text(row)
+                )
                 words = shorten(printable(why), 110, placeholder=" …")
                 axes.text(right * 0.01, y, words, va="center", color=GREY, style="italic")
                 continue
             _bar(axes, y, row)
         axes.set_xlim(0, right * 1.6)  # room for the words behind the longest bar
-        axes.set_xlabel("samples per second (more is better)")
+        axes.set_xlabel(str(message("axis_of_speed")))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         axes.grid(axis="x")
-        return svg(figure, "speed", "Samples per second of each engine")
+        return svg(figure, "speed", str(message("figure_of_speed")))
 
 
 def _bar(axes: Axes, y: int, row: EngineResult) -> None:
@@ -73,7 +78,8 @@ def _bar(axes: Axes, y: int, row: EngineResult) -> None:
     bar.set_gid(f"bar-{y}")
     if low < high:
         axes.plot([low, high], [y, y], color=INK, linewidth=1.3, marker="|", markersize=9, markeredgewidth=1.3)
-    words = f"{amount(median)} ({interval_and_n(measured, amount)})" + ("" if exact else ", approximate")
+    words = f"{amount(median)} ({interval_and_n(measured, amount)})"
+    words = words if exact else str(message("speed_and_verdict", speed=words, verdict=verdicts.verdict(row)))
     axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
 
 
@@ -92,11 +98,17 @@ def steps(results: CompareResults) -> str:
             if row.step_ms:
                 median = row.step_ms.step
                 axes.plot([median] * 2, [y - 0.38, y + 0.38], color=INK, linewidth=2)
-                axes.text(1.01, y, f"median {amount(median)} ms", transform=axes.get_yaxis_transform(), va="center")
+                axes.text(
+                    1.01,
+                    y,
+                    str(message("median_of_step_times", ms=amount(median))),
+                    transform=axes.get_yaxis_transform(),
+                    va="center",
+                )
         _logarithmic(axes)
-        axes.set_xlabel("milliseconds per step, on a logarithmic scale (less is better)")
+        axes.set_xlabel(str(message("axis_of_step_times")))
         axes.grid(axis="x")
-        return svg(figure, "steps", "Milliseconds of every measured step of each engine")
+        return svg(figure, "steps", str(message("figure_of_step_times")))
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -124,11 +136,11 @@ def losses(results: CompareResults) -> str:
                     linestyle="-" if i % 2 == 0 else (0, (3, 2)),
                     label=printable(label(row)) if launch is row.launches[0] else None,
                 )
-        axes.set_xlabel(f"step (the first {results.warmup_steps} are the warm-up)")
-        axes.set_ylabel("training loss")
+        axes.set_xlabel(str(message("axis_of_training_steps", warmup=results.warmup_steps)))
+        axes.set_ylabel(str(message("axis_of_loss")))
         axes.grid()
         axes.legend(frameon=False, handlelength=4)
-        return svg(figure, "losses", "Training loss of each engine over its steps")
+        return svg(figure, "losses", str(message("figure_of_losses")))
 
 
 def _lanes(rows: list[EngineResult]) -> tuple[Figure, Axes]:

@@ -106,11 +106,16 @@ def short_verdict(row: EngineResult) -> str:
 
 def place(divergence: Divergence) -> Message:
     """The first thing that differed: 'loss of rank 1', 'first gradient of conv1.weight'."""
-    known = QUANTITIES.get(divergence.quantity)
-    quantity = Message(known) if known else as_said(divergence.quantity)
+    name = quantity(divergence)
     if divergence.tensor is not None:
-        return message("quantity_of_tensor", quantity=quantity, tensor=divergence.tensor, rank=divergence.rank)
-    return quantity if divergence.rank is None else message("quantity_of_rank", quantity=quantity, rank=divergence.rank)
+        return message("quantity_of_tensor", quantity=name, tensor=divergence.tensor, rank=divergence.rank)
+    return name if divergence.rank is None else message("quantity_of_rank", quantity=name, rank=divergence.rank)
+
+
+def quantity(divergence: Divergence) -> Message:
+    """The kind of thing that differed: 'loss', 'first gradient'."""
+    known = QUANTITIES.get(divergence.quantity)
+    return Message(known) if known else as_said(divergence.quantity)
 
 
 def value(shown_value: Any) -> str:

@@ -39,7 +39,11 @@ def eject_main(path: str) -> None:
 
 def probe_main(path: str) -> None:
     """Reads the ProbeQuestion in the file `path` and writes Probes beside it."""
-    _answer(Path(path), ProbeQuestion, _probes)
+    _answer(
+        Path(path),
+        ProbeQuestion,
+        lambda question: Probes(tuple(Probed.on_this_machine(name, question.info) for name in question.probes)),
+    )
 
 
 def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script | Probes]) -> None:
@@ -78,7 +82,3 @@ def _script(question: EjectQuestion) -> Script:
     rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine])
     settings = next(row.settings for row in rows if row.name == question.engine)
     return Script(eject(question.job, question.settings, question.engine, settings, question.size, question.file))
-
-
-def _probes(question: ProbeQuestion) -> Probes:
-    return Probes(tuple(Probed.on_this_machine(name, question.info) for name in question.probes))

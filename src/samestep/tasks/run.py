@@ -11,6 +11,7 @@ from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.message import message
 from samestep.rank import hardware
 from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
 from samestep.rank.evaluate import BestWeights
@@ -103,7 +104,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
 def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile:
     """Returns what traces the steps of --profile. Raises UserError where the training has fewer."""
     if training.profile and training.profile[0] > steps:
-        raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
+        raise UserError(message("profile_begins_after_the_training", steps=steps, last=training.profile[0] - 1))
     return StepProfile(world, folder, training.profile)
 
 

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import pytest
 
+from said import says
+from samestep.message import message
 from samestep.report.figures.batch_size import advice, one_step
 
 SETTINGS = {"global_batch": "int = 64", "lr": "float = 0.1", "data": "Path"}
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"),
+    ("numbers", "micro_batches", "shares"),
     [
-        ((256, 4), "4 ranks × 64 = 256 samples a step"),
-        ((256, 4, 8), "4 ranks × 64 = 256 samples a step, in 8 micro-batches"),
-        ((64, 3), "1 × 22 + 2 × 21 on 3 ranks = 64 samples a step"),
-        ((64, 1), "1 rank × 64 = 64 samples a step"),
+        ((256, 4), None, {"ranks": 4, "share": 64}),
+        ((256, 4, 8), 8, {"ranks": 4, "share": 64}),
+        ((64, 3), None, {"ranks": 3, "more": 1, "larger": 22, "fewer": 2, "share": 21}),
+        ((64, 1), None, {"ranks": 1, "share": 64}),
     ],
 )
-def test_one_step(numbers: tuple[int, ...], text: str) -> None:
-    assert one_step(*numbers) == text
+def test_one_step(numbers: tuple[int, ...], micro_batches: int | None, shares: dict[str, int]) -> None:
+    said = one_step(*numbers)
+    says(said, "rows_of_a_step", rows=numbers[0], micro_batches=micro_batches)
+    says(said.fields["shares"], "ranks_share_unevenly" if "more" in shares else "ranks_share_evenly", **shares)
 
 
 def test_the_rate_that_goes_with_a_batch() -> None:
     said = advice(SETTINGS, {"global_batch": "256"})
-    assert said is not None and "4 × the job's own 64" in said and "--set lr=0.4" in said
+    warm_up = message("after_some_epochs_of_warm_up")
+    says(said, "learning_rate_by_linear_scaling", factor=4, default=64, rate=0.1, scaled=0.4, warm_up=warm_up)
 
 
 def test_adams_rate_goes_with_the_square_root_of_the_batch() -> None:
     said = advice(SETTINGS, {"global_batch": "16"}, "AdamW")
-    assert said is not None and said.endswith(
-        "with AdamW, scaling by the square root would take 0.1 × 0.5 (--set lr=0.05)"
-    )
+    fields = {"factor": 0.25, "default": 64, "rate": 0.1, "root": 0.5, "scaled": 0.05, "warm_up": None}
+    says(said, "learning_rate_by_square_root", optimizer="AdamW", **fields)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import pytest
 from written import BEGIN, END, IMPORT, LOSS, SEED, Changes, written
 
 from ranks import engine_facts
+from said import refuses
 from samestep import engine as engines
 from samestep.engines import ddp
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.runtime import group, horovod
 from samestep.tasks.eject.source import Import, block
@@ -140,9 +142,9 @@ def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
 
 def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:
     target = written(tmp_path, [("job()", "job(rate)")])
-    with pytest.raises(UserError, match="'rate': give --set rate="):
+    with refuses("job_needs_a_setting", name="rate"):
         _eject(target)
-    with pytest.raises(UserError, match=r"setting 'rat'; .*'rate'"):
+    with refuses("no_such_setting", name="rat", hint=message("did_you_mean", name="rate")):
         _eject(target, rat="1")
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from said import refuses
 from samestep import Job, Recipe
 from samestep.commands.engine_rows import refusal
 from samestep.engines import fsdp
-from samestep.errors import UserError
 from samestep.message import Message
 from samestep.records.inspection import VaryingCalls
 from samestep.tasks.inspect.dry_run import varying_calls
@@ -127,5 +127,5 @@ def test_fsdp_refuses_it_where_ranks_may_get_other_rows(tmp_path: Path) -> None:
 def test_a_model_that_is_not_built_anew_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cached_job.py"
     file.write_text(JOB)
-    with pytest.raises(UserError, match=r"0\.row\.weight at every call"):
+    with refuses("model_is_not_built_anew", parameter="0.row.weight"):
         inspect_job(f"{file}:cached", {}, 1, 1, "cpu")

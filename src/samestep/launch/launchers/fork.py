@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from samestep.launch import Command, Launcher, Machines, Shape, only_one_machine
 from samestep.launch.launchers import torchrun
+from samestep.message import Message
 from samestep.world import RankVariables
 
 
@@ -18,7 +19,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command(line, {"SAMESTEP_INIT_METHOD": init_method}, fork="ranks")
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     return only_one_machine("fork", machines)
 
 

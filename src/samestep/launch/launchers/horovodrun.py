@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape, only_one_machine
 from samestep.launch.rendezvous_address import user_init_method
+from samestep.message import Message
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 from samestep.world.imports import module_arguments
 
@@ -45,7 +46,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command(command, {"SAMESTEP_INIT_METHOD": init_method} | VARIABLES.environment())
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     return only_one_machine("horovodrun", machines)
 
 

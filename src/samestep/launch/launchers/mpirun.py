@@ -12,6 +12,7 @@ from shutil import which
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape
 from samestep.launch.rendezvous_address import user_init_method
+from samestep.message import Message, message
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 VARIABLES = RankVariables(
@@ -64,8 +65,11 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command(command, env)
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
-    return None if which("mpirun") else "mpirun is not installed; it comes with Open MPI (apt install openmpi-bin)"
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
+    if which("mpirun"):
+        return None
+    install = "apt install openmpi-bin"
+    return message("launcher_not_installed", launcher="mpirun", package="Open MPI", install=install)
 
 
 def launched_size(env: Mapping[str, str]) -> int | None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.launch import Command, Launcher, Machines, Shape
+from samestep.message import Message
 from samestep.world import RankVariables
 
 
@@ -15,7 +16,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command((sys.executable, *program), RankVariables().environment() | one_process)
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
 from samestep.launch import Command, Launcher, Machines, Shape, only_one_machine
+from samestep.message import Message
 from samestep.world import RankVariables
 
 VARIABLES = RankVariables()  # which TorchTrainer sets
@@ -29,7 +30,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command((sys.executable, *head, "--ray", str(shape.nproc), path), VARIABLES.environment() | SETTINGS)
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     return only_one_machine("ray", machines)
 
 

@@ -17,6 +17,7 @@ from shutil import which
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Scheduler, Shape, tasks_of
 from samestep.launch.rendezvous_address import tcp_init_method
+from samestep.message import Message, message
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables, network, tasks_per_node
 
@@ -53,11 +54,11 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command(command, env, signal.SIGTERM)  # srun forwards it to its tasks
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     if which("srun") is None:
-        return "srun is not installed; it comes with Slurm"
+        return message("launcher_not_installed", launcher="srun", package="Slurm", install=None)
     if "SLURM_JOB_ID" not in env:
-        return "no Slurm job here; run inside salloc or sbatch, or write a batch script with samestep slurm"
+        return message("no_slurm_job_here")
     return None
 
 

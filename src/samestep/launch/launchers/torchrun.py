@@ -21,6 +21,7 @@ from samestep.launch import (
     one_task_on_each,
     tasks_of,
 )
+from samestep.message import Message, message
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 from samestep.world.imports import module_arguments
 
@@ -74,9 +75,9 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     )
 
 
-def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+def missing(machines: Machines, env: Mapping[str, str]) -> Message | None:
     if machines.single_launch and machines.nnodes > 1:
-        return "torchrun must be started on each machine; srun and mpirun start ranks on all of them"
+        return message("torchrun_starts_on_each_machine")
     return None
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from samestep.message import Message, message
 
-def one_step(global_batch: int, ranks: int, micro_batches: int = 1) -> str:
+
+def one_step(global_batch: int, ranks: int, micro_batches: int = 1) -> Message:
     """'4 ranks × 64 = 256 samples a step', with the micro-batches, and with the uneven shares of ranks, if any."""
     share, more = divmod(global_batch, ranks)
-    who = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    rows = f"{who} × {share}" if not more else f"{more} × {share + 1} + {ranks - more} × {share} on {who}"
-    parts = f", in {micro_batches} micro-batches" if micro_batches > 1 else ""
-    return f"{rows} = {global_batch} samples a step{parts}"
+    shares = message("ranks_share_evenly", ranks=ranks, share=share)
+    if more:
+        fewer = ranks - more
+        shares = message("ranks_share_unevenly", ranks=ranks, more=more, larger=share + 1, fewer=fewer, share=share)
+    several = micro_batches if micro_batches > 1 else None
+    return message("rows_of_a_step", shares=shares, rows=global_batch, micro_batches=several)
 
 
-def advice(settings: Mapping[str, str], chosen: Mapping[str, str], optimizer: str = "SGD") -> str | None:
+def advice(settings: Mapping[str, str], chosen: Mapping[str, str], optimizer: str = "SGD") -> Message | None:
     """The learning rate to try, where the user has changed global_batch and not lr; None otherwise.
 
     settings: name -> 'type = default', from the inspection. chosen: those that the user has set. The rule for SGD:
@@ -30,10 +34,10 @@ def advice(settings: Mapping[str, str], chosen: Mapping[str, str], optimizer: st
         return None
     if factor == 1:
         return None
-    changed = f"global_batch is {factor:g} × the job's own {default:g}, and lr its own {rate:g}"
-    warmup = ", after some epochs of warm-up" if factor > 1 else ""
+    changed = {"factor": factor, "default": default, "rate": rate}
+    warm_up = message("after_some_epochs_of_warm_up") if factor > 1 else None
     if "Adam" in optimizer:
-        rule = f"with {optimizer}, scaling by the square root would take {rate:g} × {factor**0.5:.3g}"
-        return f"{changed}; {rule} (--set lr={rate * factor**0.5:.3g}){warmup}"
-    rule = f"with SGD, linear scaling would take {rate:g} × {factor:g} (--set lr={rate * factor:g})"
-    return f"{changed}; {rule}{warmup}"
+        root = factor**0.5
+        scaled = {"root": root, "scaled": rate * root}
+        return message("learning_rate_by_square_root", optimizer=optimizer, warm_up=warm_up, **scaled, **changed)
+    return message("learning_rate_by_linear_scaling", scaled=rate * factor, warm_up=warm_up, **changed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from samestep.message import Message, message
 from samestep.records.record import TrainingRecord
 
 LEAST_SHARE = 0.05  # of the time; waiting less than this needs no advice
@@ -55,40 +56,32 @@ class Waiting:
         """Rows per second that the loading processes of all ranks can deliver; None where nothing was measured."""
         return self.rows * max(1, self.workers) / self.fetch_s if self.fetch_s else None
 
-    def advice(self) -> str | None:
-        """One sentence: which setting would help. None where waiting takes at most LEAST_SHARE of the time."""
+    def advice(self) -> Message | None:
+        """Returns which setting would help; None where waiting takes at most LEAST_SHARE of the time."""
         if self.share <= LEAST_SHARE:
             return None
         cpu_s = self.fetch_s if self.fetch_cpu_s is None else self.fetch_cpu_s
         idle = cpu_s < IDLE_SHARE * self.fetch_s
-        waits = f", most of it waiting for a disk or a network ({_ms(cpu_s)} of work)," if idle else ""
-        facts = f"loading a batch takes {_ms(self.fetch_s)}{waits} and a step {_ms(self.compute_s)}"
+        work = _ms(cpu_s) if idle else None
+        times = message("times_of_loading_and_step", loading=_ms(self.fetch_s), work=work, step=_ms(self.compute_s))
         # One core trains. A worker that mostly waits needs no core of its own.
         free = min(int(self.cores * IDLE_WORKERS_PER_CORE) if idle else int(self.cores) - 1, self.most_workers)
         needed = max(ceil(self.fetch_s / self.compute_s), self.workers + 1)
         if self.workers and self.fetch_s * BURST_MARGIN <= self.compute_s * self.workers:
-            more = f"--set prefetch={2 * self.prefetch}"
-            keeps = f"{_count(self.workers)} keep{'s' if self.workers == 1 else ''} up on average"
-            return f"{facts}: {keeps}, but data comes in bursts; {more} loads further ahead"
+            return message("data_comes_in_bursts", times=times, workers=self.workers, prefetch=2 * self.prefetch)
         best = min(needed, free)
         speedup = self.step_s / max(self.compute_s, self.fetch_s / max(1, best))
-        if self.workers < best and (best == needed or speedup >= LEAST_SPEEDUP):
-            gain = "would keep up" if best == needed else f"would make training {speedup:.1f} times as fast"
-            return f"{facts}: {_count(best)} {gain}; --set workers={best}"
+        if self.workers < best == needed:
+            return message("workers_would_keep_up", times=times, workers=best)
+        if self.workers < best and speedup >= LEAST_SPEEDUP:
+            return message("workers_would_speed_up", times=times, workers=best, speedup=speedup)
         if not self.most_workers:
-            return (
-                f"{facts}: the training process reads the rows itself; smaller rows, uint8 for pixels, take less time"
-            )
+            return message("training_process_reads_the_rows", times=times)
         if needed > self.most_workers:
-            return (
-                f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"
-            )
+            return message("stream_has_one_worker", times=times)
         if idle:
-            more = f"{_count(needed)} would keep up, more than this machine can run"
-            return f"{facts}: {more}; keep the data on a local disk, or read it in larger pieces"
-        cores = f"{max(0, free)} core{'' if free == 1 else 's'}"
-        why = f"{_count(needed)} would keep up, and each rank has {cores} beside the one that trains"
-        return f"{facts}: {why}; make loading cheaper: smaller images, fewer augmentations, or arrays prepared once"
+            return message("workers_exceed_the_machine", times=times, workers=needed)
+        return message("workers_exceed_the_cores", times=times, workers=needed, cores=max(0, free))
 
 
 def measured(
@@ -124,10 +117,6 @@ def measured(
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{0 if seconds >= 0.01 else 2}f} ms"
-
-
-def _count(workers: int) -> str:
-    return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.message import message
 from samestep.tasks.eject import runtime
 from samestep.tasks.eject.join import Joined, Neighbours, Place, settled
 from samestep.tasks.eject.prune import pruned
@@ -210,11 +211,12 @@ def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[s
     parameters = inspect.signature(function).parameters
     general = {key: text for key, text in texts.items() if key not in parameters and key in GENERAL}
     specific = {key: text for key, text in texts.items() if key not in general}
-    values = values_of(function, specific, f"the job {target}", "--set", GENERAL)
+    the_job = message("the_job", job=target)
+    values = values_of(function, specific, the_job, "--set", GENERAL)
     absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
-        raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
-    return values, values_of(general_settings, general, f"the job {target}", "--set")
+        raise UserError(message("job_needs_a_setting", job=target, name=absent[0]))
+    return values, values_of(general_settings, general, the_job, "--set")
 
 
 def _unlike_the_defaults(engine: engines.Engine, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from samestep import engine as engines
-from samestep.errors import UserError, nearest
-from samestep.message import Message, as_said, message
+from samestep.errors import UserError, nearest_name
+from samestep.message import Message, message
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
@@ -45,7 +45,7 @@ def inspect_engines(
                 if (owner == name or not owner) and key in known and (name in names or not names):
                     texts[key] = text
                     used.add(option)
-            chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine") if texts else {}
+            chosen = values_of(engine.train, texts, message("the_engine", engine=name), "--set-engine") if texts else {}
             row = _facts(name, engine, devices, nproc, known, chosen)
             json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
@@ -58,8 +58,8 @@ def inspect_engines(
         if option not in used:
             every = {f"{row.name}.{key}" for row in rows for key in row.settings}
             listed = sorted(key for key in every if not names or key.partition(".")[0] in names)
-            known_keys = nearest(option, listed) if listed else "they have no settings"
-            raise UserError(f"--set-engine {option}: none of the engines asked for has this setting; {known_keys}")
+            hint = nearest_name(option, listed) if listed else message("engines_have_no_settings")
+            raise UserError(message("no_engine_has_this_setting", option=option, hint=hint))
     return rows
 
 
@@ -121,7 +121,7 @@ def _facts(
     return EngineFacts(
         name=name,
         available=reason is None,
-        reason=as_said(reason) if reason else None,
+        reason=reason,
         install=engine.needs.install or f"pip install {_requirements(name, engine.needs.packages)}",
         version=installed,
         purpose=engine.purpose,

@@ -20,9 +20,10 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.job.walk import uncompiled, without_wrappers
+from samestep.message import Message, message
 from samestep.world.connections import check_private
 from samestep.world.imports import hiding_files
 
@@ -44,15 +45,10 @@ def find(target: str) -> Callable[..., Any]:
         return _unpickled(target)
     source, function = _split(target)
     if source is None:
-        hint = nearest(target, builtin_names())
-        hint += "" if hint.endswith("?") else "."
-        raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
+        raise UserError(message("no_such_job", job=target, hint=nearest_name(target, builtin_names())))
     value = getattr(_import(source, function), function, None)
     if not callable(value):
-        raise UserError(
-            f"{source} has no function '{function}', but {type(value).__name__}; a job is a function that returns a "
-            "samestep.Job: see docs/porting.md"
-        )
+        raise UserError(message("job_is_no_function", file=source, function=function, type=type(value).__name__))
     return value  # type: ignore[no-any-return]
 
 
@@ -64,15 +60,13 @@ def _unpickled(target: str) -> Callable[..., Any]:
     try:
         check_private(Path(target).parent)
     except (UserError, OSError):
-        raise UserError(
-            f"{target} is a pickle, which could run anything; write the job into a file, and give file.py:function"
-        ) from None
+        raise UserError(message("job_is_a_pickle", file=target)) from None
     try:
         path, pickled = cloudpickle.loads(Path(target).read_bytes())
         sys.path += [folder for folder in path if folder not in sys.path]  # the function may need modules from there
         function = cloudpickle.loads(pickled)
     except Exception as error:
-        raise UserError(f"the job does not load in another process: {_summary(error)}") from error
+        raise UserError(message("job_does_not_load_in_another_process", error=_summary(error))) from error
     return cast(Callable[..., Any], function)
 
 
@@ -119,8 +113,7 @@ def _import(source: str, function: str) -> ModuleType:
             return importlib.import_module(source)
         path = Path(source).resolve()
         if not path.is_file():
-            found = f"{source} is a folder" if path.is_dir() else f"there is no job file {source}"
-            raise UserError(f"{found}; give the path of a Python file, as in my_job.py:job")
+            raise UserError(message("job_file_is_a_folder" if path.is_dir() else "no_such_job_file", file=source))
         _check_has(function, source, path)
         sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -133,22 +126,25 @@ def _import(source: str, function: str) -> ModuleType:
         raise
     except BaseException as error:
         raise UserError(
-            f"the job {source} does not import: {_where(error, source)}{_summary(error)}{_import_hint(error, source)}"
+            message(
+                "job_does_not_import",
+                job=source,
+                line=_line(error, source),
+                error=_summary(error),
+                hint=_import_hint(error, source),
+            )
         ) from error
 
 
-def _import_hint(error: BaseException, source: str) -> str:
-    """Returns what to do about a job that does not import, where its folder or the current one explains it; else ''."""
+def _import_hint(error: BaseException, source: str) -> Message | None:
+    """Returns what to do about a job that does not import, where a folder explains it; else None."""
     folder = Path(source).resolve().parent if source.endswith(".py") else Path.cwd()
     if hiding := hiding_files(folder):
-        return f"; {hiding[0]} is imported in place of Python's own module of that name: rename it"
+        return message("file_hides_a_module_of_python", file=hiding[0])
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name and source.endswith(".py") and (Path(name).is_dir() or Path(f"{name}.py").is_file()):
-        return (
-            f"; {name} is in the current folder, where only a job given as package.module:function finds it: give the "
-            "job so, or set PYTHONPATH=."
-        )
-    return ""
+        return message("module_is_in_the_current_folder", module=name)
+    return None
 
 
 def _check_has(function: str, source: str, path: Path) -> None:
@@ -166,11 +162,8 @@ def _check_has(function: str, source: str, path: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             return  # it may bring the function
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    hint = nearest(function, functions[:12]) if functions else "it defines none"
-    raise UserError(
-        f"{source} has no function '{function}'; {hint} (none of it was run; how a training script becomes a job: "
-        "docs/porting.md)"
-    )
+    hint = nearest_name(function, functions[:12]) if functions else message("file_defines_no_function")
+    raise UserError(message("job_file_has_no_function", file=source, function=function, hint=hint))
 
 
 def settings_of(function: Callable[..., Any]) -> dict[str, str]:
@@ -182,7 +175,7 @@ def settings_of(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def values_of(
-    function: Callable[..., Any], texts: Mapping[str, str], what: str, flag: str, others: Sequence[str] = ()
+    function: Callable[..., Any], texts: Mapping[str, str], what: Message, flag: str, others: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Converts `texts` to the types that `function` declares for its arguments of these names.
 
@@ -192,17 +185,14 @@ def values_of(
     try:
         hints = get_type_hints(innermost(function))
     except Exception as error:
-        raise UserError(f"the annotations of {what} cannot be read: {_summary(error)}") from error
+        raise UserError(message("annotations_cannot_be_read", what=what, error=_summary(error))) from error
     parameters = inspect.signature(function).parameters
     values: dict[str, Any] = {}
     for name, text in texts.items():
         if name not in parameters:
-            known = (
-                nearest(name, [*dict.fromkeys([*parameters, *others])])
-                if parameters
-                else "it has none: give its function keyword arguments"
-            )
-            raise UserError(f"{what} has no setting '{name}'; {known}")
+            known = [*dict.fromkeys([*parameters, *others])]
+            hint = nearest_name(name, known) if parameters else message("function_has_no_arguments")
+            raise UserError(message("no_such_setting", what=what, name=name, hint=hint))
         default = parameters[name].default
         kind = hints.get(name, str if default in (None, inspect.Parameter.empty) else type(default))
         literals = {str(value): value for value in get_args(kind)} if get_origin(kind) is Literal else {}
@@ -213,9 +203,11 @@ def values_of(
             values[name] = TypeAdapter(kind).validate_strings(text)
         except ValidationError:
             expected = " or ".join(literals) or getattr(kind, "__name__", str(kind))
-            raise UserError(f"{flag} {name}={text}: '{name}' takes {expected}, not '{text}'") from None
+            raise UserError(
+                message("setting_takes_other_values", flag=flag, name=name, value=text, values=expected)
+            ) from None
         if isinstance(values[name], float) and not math.isfinite(values[name]):
-            raise UserError(f"{flag} {name}={text}: give '{name}' a finite number")
+            raise UserError(message("setting_must_be_finite", flag=flag, name=name, value=text))
     return values
 
 
@@ -239,21 +231,22 @@ def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, s
     parameters = inspect.signature(function).parameters
     general = {name: text for name, text in settings.items() if name not in parameters and name in GENERAL}
     declared = {name: text for name, text in settings.items() if name not in general}
-    values = values_of(function, declared, f"the job {target}", "--set", GENERAL)
+    the_job = message("the_job", job=target)
+    values = values_of(function, declared, the_job, "--set", GENERAL)
     absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
-        raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
+        raise UserError(message("job_needs_a_setting", job=target, name=absent[0]))
     try:
         job = function(**values)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"the job {target} raised while it was built: {_where(error, target)}{_summary(error)}"
+            message("job_raised_while_it_was_built", job=target, line=_line(error, target), error=_summary(error))
         ) from error
     if not isinstance(job, Job):
-        raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
-    return replace(job, **values_of(general_settings, general, f"the job {target}", "--set"))
+        raise UserError(message("job_returned_no_job", job=target, type=type(job).__name__))
+    return replace(job, **values_of(general_settings, general, the_job, "--set"))
 
 
 def general_settings(
@@ -278,12 +271,12 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _where(error: BaseException, target: str) -> str:
-    """Returns 'line N: ' for the innermost frame in the job's file."""
+def _line(error: BaseException, target: str) -> int | None:
+    """Returns the line of the innermost frame in the job's file; None where there is none."""
     import traceback
 
     stem = Path(target.partition(":")[0]).stem
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).stem == stem]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
-    return f"line {lines[-1]}: " if lines else ""
+    return lines[-1] if lines else None
