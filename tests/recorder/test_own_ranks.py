@@ -1,18 +1,26 @@
-"""The arguments of ranks that a script starts itself, and which functions are ranks."""
+"""Ranks that a script starts itself, steps that one takes alone, and what is seen of gathers and 16-bit steps."""
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from samestep.rank import flight_recorder
+from samestep.recorder import steps_alone
 from samestep.recorder.losses import cut_gathers
 from samestep.recorder.own_ranks import opens_group, with_one_rank
 from samestep.recorder.parameters import Moves
+from samestep.recorder.steps_alone import StepsAlone
+from samestep.world import World
 
 
 def test_the_number_of_ranks_becomes_one_in_arguments_and_settings() -> None:
@@ -55,3 +63,31 @@ def test_elements_of_sixteen_bits_that_no_step_moves_are_counted() -> None:
     weight.data[1] += 1e-5
     moves.after_step()
     assert (moves.still, moves.with_gradient) == (2, 3)
+
+
+def test_steps_are_alone_until_the_ranks_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[Any] = []
+    monkeypatch.setattr(flight_recorder, "read", lambda: entries)
+    monkeypatch.setattr(steps_alone, "WAIT_S", 0.05)
+    alone = StepsAlone(tmp_path, World(0, 2))
+    alone.begin_forward()
+    alone.end_step()
+    (tmp_path / "rank0.step0.npz").touch()
+    assert not alone.were_before_meeting() and alone.are_no_others()
+    entries.append(SimpleNamespace(time_created_ns=time.time_ns()))
+    assert alone.were_before_meeting() and not alone.are_no_others()
+    alone.end(1)
+    assert alone.taken == 1 and not [*tmp_path.iterdir()]
+    alone.begin_forward()
+    entries.append(SimpleNamespace(time_created_ns=time.time_ns()))
+    alone.end_step()
+    assert not alone.were_before_meeting()
+
+
+def test_another_rank_that_has_taken_a_step_takes_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "read", list)
+    alone = StepsAlone(tmp_path, World(0, 2))
+    alone.begin_forward()
+    alone.end_step()
+    (tmp_path / "rank1.step0.npz").touch()
+    assert not alone.are_no_others()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -109,22 +109,20 @@ class OwnRanks:
 
     def _patch_group(self) -> None:
         """Makes the group meet where the launch says, with the ranks of the launch."""
-        open_group = torch.distributed.init_process_group
-        signature = inspect.signature(open_group)
+        groups: Any = sys.modules["torch.distributed.distributed_c10d"]  # whose functions a script may have imported
+        rendezvous = groups.rendezvous
 
-        @functools.wraps(open_group)
-        def new_open_group(*args: Any, **kwargs: Any) -> None:
-            given = signature.bind(*args, **kwargs).arguments
-            size = given.get("world_size", -1)
-            if self._player and size not in (-1, 1):
-                self._player.stop(message("group_of_other_ranks", ranks=size))
+        @functools.wraps(rendezvous)
+        def new_rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+            if self._player and world_size not in (-1, 1):
+                self._player.stop(message("group_of_other_ranks", ranks=world_size))
             for name, value in self._rendezvous.items():
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-            open_group(**{name: value for name, value in given.items() if name not in ("init_method", "store")})
+            return rendezvous("env://", rank, world_size, **kwargs)
 
-        torch.distributed.init_process_group = new_open_group
+        groups.rendezvous = new_rendezvous
 
 
 class Joined:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -157,7 +158,7 @@ class Recorder:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         self.timed, self.ended = Timed(), False
         self._gathers = False  # whether tensors were gathered since the last backward pass
-        self._evaluated: list[int] = []
+        self._evaluated = Counter[int]()  # step -> forwards without gradients before it
         self.on_restart: Callable[[], None] = lambda: None
         self._alone = StepsAlone(self._folder, world)
         self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
@@ -232,7 +233,7 @@ class Recorder:
             calls=self._sites.records(self._numbers()),
             untrained=self._untrained.records(),
             alone=self._alone.taken,
-            evaluated=self._evaluated,
+            evaluated=[*self._evaluated.items()],
             ties=self.parameters.ties,
             still=self.parameters.still(),
         )
@@ -255,8 +256,7 @@ class Recorder:
         step = len(self.steps)
         heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
         if not patches.trains(module):
-            if step not in self._evaluated[-1:]:
-                self._evaluated.append(step)
+            self._evaluated[step] += 1
             self.timed(self._note_forward)("evaluation", module)
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
@@ -300,7 +300,7 @@ class Recorder:
         self._untrained.forget()
         self._evaluations.forget()
         self._optimizers.clear()
-        self._evaluated = []
+        self._evaluated.clear()
         self._randoms.record = Randoms().record
         self._forget_forwards()
 

@@ -4,9 +4,9 @@ import os
 import socket
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed import destroy_process_group, init_process_group
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -16,7 +16,7 @@ WORLD_SIZE = 2
 
 def train(rank, world_size, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    init_process_group("gloo", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     x = torch.randn(64, 6)
     data = TensorDataset(x, (x.sum(1) > 0).long())
@@ -33,7 +33,7 @@ def train(rank, world_size, port):
             optimizer.step()
     weights = sum(p.sum().item() for p in model.parameters())
     print(f"rank {rank}: loss {loss.item():.5f} weights {weights:.6f}", flush=True)
-    dist.destroy_process_group()
+    destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -62,12 +62,18 @@ def forwards(ranks: Ranks) -> Finding | None:
 
 
 def evaluations(ranks: Ranks) -> Finding | None:
-    """Finds ranks that evaluate, or roll out, at different steps, each where another does not."""
+    """Finds ranks that evaluate, or roll out, equally often and at different steps: one has left its loop before.
+
+    A rank may evaluate alone or more often, and what decides for each row or episode makes other numbers of forwards.
+    """
     steps = common_steps(ranks)
-    evaluated = [{step for step in rank.evaluated if step in steps} for rank in ranks]
-    for rank, at in enumerate(evaluated):
-        # One rank may evaluate alone, or more often.
-        if at - evaluated[0] and evaluated[0] - at:
-            step = min(at ^ evaluated[0])
+    evaluated = [{step: forwards for step, forwards in rank.evaluated if step in steps} for rank in ranks]
+    counts = {forwards for of_rank in evaluated for forwards in of_rank.values()}
+    if len(counts) != 1 or counts == {1}:
+        return None
+    first = {*evaluated[0]}
+    for rank, of_rank in enumerate(evaluated):
+        if of_rank.keys() - first and first - of_rank.keys():
+            step = min(of_rank.keys() ^ first)
             return Finding("steps", "warning", message("ranks_part_at_a_step", ranks=[0, rank], step=step))
     return None

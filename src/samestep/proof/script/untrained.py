@@ -60,6 +60,9 @@ def _apart(ranks: Ranks, step: int, apart: list[str], states: list[Mapping[str, 
         cause = message("frozen_weights_change_on_some_ranks", ranks=changed, **fields)
     # The copy may be rank 0's business, which alone saves it.
     if not any(rank.untrained[name].called for rank in ranks):
+        often = max(sum(name in after.changed for after in rank.steps) for rank in ranks)
+        if 2 * often < len(ranks[0].steps):  # the best weights so far
+            return Finding(QUESTION, "right", message("copy_of_some_ranks", network=first.network))
         return Finding(QUESTION, "warning", message("copy_is_not_the_same_on_all_ranks", cause=cause))
     digests = [state[name] for state in states]
     return differs(
