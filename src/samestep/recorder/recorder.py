@@ -279,7 +279,7 @@ class Recorder:
         mode = patches.TrainingMode
         if torch.is_grad_enabled() and not mode.seen and patches.is_in_training_mode(module):
             mode.seen = True
-            if not self.steps and not self.window.done:
+            if self.window.micro_batches and not self.steps and not self.window.done:
                 self._forget_forwards()
         is_new = bool(self.steps) and not any(map(self.parameters.is_trained, module.parameters()))
         if is_new and patches.trains(module) and not self.skips and self._alone.were_before_meeting():
@@ -287,7 +287,7 @@ class Recorder:
         self._alone.begin_forward()
 
     def _forget_forwards(self) -> None:
-        self.window = Window()
+        self.window = Window(autocast=self.window.autocast)
         self.loaders.forget_training()
         self.on_restart()
 
