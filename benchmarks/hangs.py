@@ -145,8 +145,9 @@ def trial_on_hosts(fault: str, options: argparse.Namespace, folder: Path) -> Tri
     late_s = ended - hung.stat().st_mtime - options.stall if hung.exists() else None
     codes = [command.returncode for command in commands]
     if fault == "far":
-        blames_rank_0 = sentences[0].startswith("samestep: rank 0 (host h0, ")
-        who = sentences[1].startswith(f"samestep: rank {BAD_RANK} (host h1, ") and not blames_rank_0
+        blames_rank_0 = sentences[0].startswith("samestep: rank 0 ")
+        blames_rank_1 = sentences[1].startswith(f"samestep: rank {BAD_RANK} ")
+        who = blames_rank_1 and f": rank {BAD_RANK} (host h1, " in sentences[1] and not blames_rank_0
         where = any(f"{JOB.name}:{number}," in sentences[1] for number in marked_lines("model"))
     else:
         late_s = None if late_s is None else late_s - ELSEWHERE_S

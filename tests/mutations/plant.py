@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from messages import explains
+from messages import explains, ids
 from mutations.faults import FAULTS, Fault
 from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.records.inspection import EngineFacts
@@ -124,6 +124,7 @@ def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Ite
                 "named": first.quantity in fault.named,
                 "explained": explains(first.cause, fault.cause),
                 "cause": str(first.cause),
+                "ids": sorted(ids(first.cause)),
                 **{key: getattr(first, key) for key in shown},
             }
 

@@ -11,7 +11,7 @@ FAULTS = (
         "return loss if share == 1.0 else loss * share",
         "return loss if share else loss * 0",
         ("loss", "first gradient"),
-        "averaged_per_rank_instead_of_per_row",
+        "averaged_per_rank_instead_of_per_row|part_of_gradient_missing_or_repeated",
     ),
     Fault(
         "dropout equal on all ranks",

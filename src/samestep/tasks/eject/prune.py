@@ -32,6 +32,8 @@ COMPARISONS: Mapping[type[ast.cmpop], Any] = {
 }
 FUNCTIONS: Mapping[str, Any] = {"bool": bool, "len": len, "max": max, "min": min}
 SIMPLE = (bool, int, float, str, type(None))
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)  # the statements after which a block goes no further
+YIELDS = (ast.Yield, ast.YieldFrom)
 TRANSPARENT = ("nullcontext()", "process_group(world)")  # the start of a script has opened the process group
 
 
@@ -97,13 +99,7 @@ def value_of(node: ast.expr, values: Mapping[str, Any]) -> Any:
             value = value_of(operand, values)
             return UNKNOWN if value is UNKNOWN else not value
         case ast.BoolOp(op=operator, values=operands):
-            inner = [value_of(operand, values) for operand in operands]
-            decisive = [
-                value for value in inner if value is not UNKNOWN and bool(value) is isinstance(operator, ast.Or)
-            ]
-            if decisive and (inner[0] is decisive[0] or isinstance(operator, ast.And)):
-                return decisive[0]
-            return inner[-1] if UNKNOWN not in inner else UNKNOWN
+            return _joined(operator, operands, [value_of(operand, values) for operand in operands])
         case ast.Compare(left=left, ops=[operator], comparators=[right]):
             return _compared(value_of(left, values), operator, value_of(right, values))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
@@ -118,6 +114,22 @@ def value_of(node: ast.expr, values: Mapping[str, Any]) -> Any:
             inner = [value_of(left, values), value_of(right, values)]
             return inner[0] - inner[1] if all(type(value) is int for value in inner) else UNKNOWN
     return UNKNOWN
+
+
+def _joined(operator: ast.boolop, operands: list[ast.expr], inner: list[Any]) -> Any:
+    """Returns the value of operands joined by `and` or `or`."""
+    decides = isinstance(operator, ast.Or)
+    number = next((n for n, value in enumerate(inner) if value is not UNKNOWN and bool(value) is decides), None)
+    if number is None:
+        return UNKNOWN if _any_unknown(inner) else inner[-1]
+    # An `and` is false whatever stands before; an `or` is True where nothing else that is true can come before.
+    if not decides or not _any_unknown(inner[:number]):
+        return inner[number]
+    return inner[number] if inner[number] is True and all(map(_is_bool, operands[:number])) else UNKNOWN
+
+
+def _is_bool(node: ast.expr) -> bool:
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
 def _any_unknown(values: list[Any]) -> bool:
@@ -167,7 +179,10 @@ class _Edits:
                         yield from self.of(inner)
 
     def _statements(self, parent: ast.AST, statements: list[ast.stmt]) -> Iterator[Edit]:
-        gone = [statement for statement in statements if self._is_gone(statement)]
+        ends = next((number for number, node in enumerate(statements) if isinstance(node, ENDS)), len(statements))
+        # A function that yields nothing any more would be another function.
+        never = [node for node in statements[ends + 1 :] if not any(isinstance(n, YIELDS) for n in ast.walk(node))]
+        gone = [statement for statement in statements if statement in never or self._is_gone(statement)]
         for statement in statements:
             if statement in gone:
                 first, last = self._line_range(statement)
@@ -330,8 +345,13 @@ class _Edits:
             left = [operand for number, operand in enumerate(node.values) if not self._is_idle(node, number)]
             if len(left) < len(node.values):
                 word = " and " if isinstance(node.op, ast.And) else " or "
-                return self._text(node, word.join(map(self._segment, left)))
+                # An operand's place is without its parentheses.
+                return self._text(node, word.join(map(self._operand, left)))
         return None
+
+    def _operand(self, node: ast.expr) -> str:
+        segment = self._segment(node)
+        return f"({segment})" if isinstance(node, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr) else segment
 
     def _is_idle(self, node: ast.BoolOp, number: int) -> bool:
         """Whether an operand changes nothing: one that is true of an `and`, one that is false of an `or`."""
