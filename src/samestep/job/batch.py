@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from samestep.errors import UserError
-from samestep.job.arguments import shown
+from samestep.job.function_checks import shown
 
 if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
     import numpy as np

@@ -9,9 +9,9 @@ from numbers import Real
 from typing import Any
 
 from samestep.errors import UserError, nearest
-from samestep.job.arguments import check_functions, check_optimizer, is_a, shown
 from samestep.job.batch import apply_to_inputs, counts_by_itself
 from samestep.job.fields import JobFields
+from samestep.job.function_checks import check_functions, check_optimizer, is_a, shown
 from samestep.job.orders import ByLength, Lanes, Weighted
 from samestep.job.phases import LRSchedule, Recipe
 

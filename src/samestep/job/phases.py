@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.errors import UserError
-from samestep.job.arguments import check_functions, check_optimizer, refuse_settings, shown
+from samestep.job.function_checks import check_functions, check_optimizer, refuse_settings, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What an argument is, in words, and the checks that a Job and its phases share: of functions and of optimizers."""
+"""Checks the functions and the optimizers of a Job and of its phases, and says in words what a wrong value is."""
 
 from __future__ import annotations
 
