@@ -107,6 +107,10 @@ class Draft:
             return False
         other = self._other_factor(factors[0])
         assert other is not None
+        is_value = isinstance(statement, ast.Assign) and statement.value is factors[0]
+        if is_value and self.code(statement.targets[0]) == self.code(other):  # what is left would say x = x
+            self.remove(statement)
+            return True
         start, end = self._span(factors[0])
         before, after = self._text[start - 2 : start].decode(errors="replace"), self._text[end : end + 1]
         # A name needs no brackets, unless they are those of a call.

@@ -15,7 +15,17 @@ from typing import Any
 
 from samestep.proof.script.edits import Draft, call_in, is_ranks, keyword
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.sites import Context, Place, Sources, called, context_of, evaluated, sites_of
+from samestep.proof.script.sites import (
+    OF_GRADIENTS,
+    Context,
+    Place,
+    Sources,
+    called,
+    calling,
+    context_of,
+    evaluated,
+    sites_of,
+)
 from samestep.proof.script.source import RANK, Source
 from samestep.records.call_site import Call, CallSite
 from samestep.records.script import Finding
@@ -226,6 +236,14 @@ def drop_the_ranks(script: Script) -> None:
             return
 
 
+def _clip(script: Script) -> ast.stmt | None:
+    """Returns the statement that clips: by torch's function, or by the script's own that says so in its name."""
+    if script.statements("clip"):
+        return script.only("clip")
+    calls = [node for node in script.statements(calling(OF_GRADIENTS)) if "clip" in ast.unparse(node).partition("(")[0]]
+    return calls[0] if len(calls) == 1 else None
+
+
 def divide_gradients_by_ranks(script: Script) -> None:
     """Divides gradients that are added up over the ranks by their number."""
     for statement in script.shared():
@@ -246,7 +264,7 @@ def _divide_after_wait(script: Script, reduced: str) -> None:
         loops = [script.source.loop_at(number) for number in script.source.loops(line)]
         if statement and loops and isinstance(loops[0], ast.For) and isinstance(statement, ast.Expr):
             names = {node.id for node in ast.walk(loops[0].target) if isinstance(node, ast.Name)}
-            if reduced.partition(".")[0] in names and not isinstance(script.source.block(statement)[0], ast.If):
+            if reduced.partition(".")[0] in names and script.source.parent(statement) is loops[0]:
                 script.edits.insert_after(statement, f"{reduced} /= {RANKS_NOW}")
                 return
 
@@ -340,7 +358,7 @@ def unscale_before_clipping(script: Script) -> None:
 
 def clip_before_the_step(script: Script) -> None:
     """Moves the clipping right before the step."""
-    clip, step = script.only("clip"), script.only("optimizer step")
+    clip, step = _clip(script), script.only("optimizer step")
     if clip and step:
         _move(script, clip, before=step)
 

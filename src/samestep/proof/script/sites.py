@@ -146,6 +146,11 @@ def buffer(context: Context) -> list[CallSite]:
     return written(lambda source: source.changes_of(name))(context) if name else []
 
 
+def shares(context: Context) -> list[CallSite]:
+    """Returns the lines that share the rows out by hand, where no sampler does."""
+    return [] if context.calls("sampler") else written(Source.shares)(context)
+
+
 def epochs(context: Context) -> list[CallSite]:
     """Returns the loop over epochs, in which set_epoch is to be called."""
     return around(called("iteration"))(context)[:1]
@@ -157,8 +162,8 @@ DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
 OF_GRADIENTS = written(Source.changes_of_gradients)
 OF_WEIGHTS = written(Source.changes_of_weights)
 SEEDS = written(Source.seeds)
-SHARING = (called("sampler"), called("loader"), flowing(FORWARD, "rank"), SEEDS, called("iteration"))
-LOSS = (flowing(BACKWARD), flowing(FORWARD), BACKWARD, FORWARD)
+SHARING = (called("sampler"), shares, called("loader"), flowing(FORWARD, "rank"), SEEDS, called("iteration"))
+LOSS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS), BACKWARD, FORWARD)
 RATES = (
     flowing(RATE_WRITES),
     flowing(called("scheduler")),
@@ -196,6 +201,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
     "clipped_before_reduction": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
+    "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), called("collective", "reduce"), BACKWARD),
     "ranks_draw_the_same_random_numbers": (SEEDS,),
     "loader_workers_share_a_seed": (called("loader"), SEEDS),
     "evaluated_rows_counted_twice": (evaluated("loader"), evaluated("collective")),
@@ -234,7 +240,7 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "buffers": (decided_by_rank(called("forward")), called("evaluation"), called("wrapper")),
     "collectives": PARTING,
     "saves": (called("save"),),
-    "replayed gradient": (*LOSS[:2], called("collective"), *LOSS[2:]),
+    "replayed gradient": (*LOSS[:3], called("collective"), *LOSS[3:]),
     "replayed rate": (*RATES, RATE_WRITES, called("optimizer")),
     "replayed weights": (flowing(DECAY_WRITES), flowing(called("optimizer")), *AVERAGES, STEP),
     "replayed micro-batches": (flowing(STEP), BACKWARD, STEP),

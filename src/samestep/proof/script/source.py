@@ -14,6 +14,7 @@ RANKS = re.compile(r"(ddp_|global_)?world(_size)?|num_(replicas|processes|gpus|r
 RANK = re.compile(
     r"(?!.*rank_of)(\w+_)?rank(_id)?|is_(main|master)(_process)?|master_process|get_(node_local_|global_)?rank"
 )
+WORKER = re.compile(r"(num_)?workers?(_id|_info)?")
 SEED = re.compile(r"(\w+_)?seed(_all|_everything|_offset)?|default_rng|RandomState|set_seed|hash")
 IN_PLACE = {"copy_", "mul_", "add_", "lerp_", "_foreach_lerp_", "_foreach_mul_", "load_state_dict", "update_parameters"}
 LOOPS = ast.For | ast.AsyncFor | ast.While
@@ -215,6 +216,18 @@ class Source:
 
         return self._lines_where(changes)
 
+    def shares(self) -> list[int]:
+        """Returns the lines that set where a rank, or a worker, reads: those that do not ask for its number, though
+        others that set the same do; then these."""
+        set_by: dict[str, dict[int, bool]] = {}  # name -> line -> whether it asks for the rank, the ranks or the worker
+        for statement in self._statements:
+            if isinstance(statement, ast.Assign | ast.AugAssign) and not self._only_asks(statement.lineno, RANKS):
+                asks = any(_lines_with(statement, names) for names in (RANK, RANKS, WORKER))
+                for name in _places(statement):
+                    set_by.setdefault(name, {})[statement.lineno] = asks
+        shared = [lines for lines in set_by.values() if any(lines.values())]
+        return [line for wanted in (False, True) for lines in shared for line, asks in lines.items() if asks == wanted]
+
     def seeds(self) -> list[int]:
         """Returns the lines that seed a random generator, or compute a seed."""
 
@@ -288,6 +301,15 @@ def _targets(node: ast.AST) -> set[str]:
     """Returns the names that an assignment gives values to."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.Pass())]
     return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def _places(node: ast.Assign | ast.AugAssign) -> list[str]:
+    """Returns the names and attributes that an assignment gives values to, without those that are a rank's number."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    targets = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    names = [ast.unparse(target) for target in targets if isinstance(target, ast.Name | ast.Attribute)]
+    numbers = (RANK, RANKS, WORKER)
+    return [name for name in names if not any(number.fullmatch(name.rpartition(".")[2]) for number in numbers)]
 
 
 def _is_gradient(node: ast.AST) -> bool:
