@@ -107,8 +107,11 @@ class Draft:
             return False
         other = self._other_factor(factors[0])
         assert other is not None
-        is_value = isinstance(statement, ast.Assign) and statement.value is factors[0]
-        if is_value and self.code(statement.targets[0]) == self.code(other):  # what is left would say x = x
+        if (
+            isinstance(statement, ast.Assign)
+            and statement.value is factors[0]
+            and self.code(statement.targets[0]) == self.code(other)  # what is left would say x = x
+        ):
             self.remove(statement)
             return True
         start, end = self._span(factors[0])

@@ -17,6 +17,7 @@ from samestep.proof.script.edits import Draft, call_in, is_ranks, keyword
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.sites import (
     OF_GRADIENTS,
+    OF_WEIGHTS,
     Context,
     Place,
     Sources,
@@ -417,6 +418,30 @@ def _is_test_of_rank(test: ast.expr) -> bool:
 # What is beside the steps
 
 
+def average_after_the_step(script: Script) -> None:
+    """Moves the update of a moving average behind the optimizer's step."""
+    step, update = script.only("optimizer step"), _update(script)
+    if step and update:
+        _move(script, update, after=step)
+
+
+def average_on_all_ranks(script: Script) -> None:
+    """Updates a moving average on all ranks in place of one."""
+    update = _update(script)
+    condition = script.source.parent(update) if update else None
+    if isinstance(condition, ast.If) and not condition.orelse and _is_test_of_rank(condition.test):
+        script.edits.unwrap(condition)
+
+
+def _update(script: Script) -> ast.stmt | None:
+    """Returns the statement that updates a moving average in the training loop, or in the forward; None for several."""
+    changes = [*script.statements(calling(OF_WEIGHTS)), *script.statements(OF_WEIGHTS)]
+    loops = {line for statement in script.statements("backward") for line in script.source.loops(statement.lineno)}
+    inside = [statement for statement in changes if loops.intersection(script.source.loops(statement.lineno))]
+    inside = inside or [node for node in changes if script.source.function(node.lineno) == "forward"]
+    return inside[0] if len(inside) == 1 else None
+
+
 def seed_by_rank(script: Script) -> None:
     """Adds the rank to the last seed before the training."""
     seeds = [record for record in script.context.calls("seed") if record.sites and record.sites[0].file == script.file]
@@ -494,6 +519,9 @@ MENDERS: Mapping[str, Mender] = {
     "schedule_advances_once_per_rank": advance_once,
     "schedule_advances_each_micro_batch": advance_after_the_step,
     "rates_differ_between_ranks": on_all_ranks,
+    "average_updated_at_each_micro_batch": average_after_the_step,
+    "average_updated_before_step": average_after_the_step,
+    "frozen_weights_change_on_some_ranks": average_on_all_ranks,
     "ranks_draw_the_same_random_numbers": seed_by_rank,
     "ranks_begin_with_different_weights": broadcast_weights,
     "evaluated_rows_counted_twice": evaluate_each_row_once,

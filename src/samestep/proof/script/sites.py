@@ -6,6 +6,7 @@ that names its lines already keeps them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.records.redaction import redacted_text
 from samestep.records.script import Finding, Question, ScriptRecord
 
-MOST, LONGEST = 4, 160  # lines of a finding, and characters of one
+MOST, LONGEST = 5, 160  # lines of a finding, and characters of one
 Sources = Mapping[str, Source]  # path of a file -> what it holds
 
 
@@ -69,18 +70,9 @@ def evaluated(call: Call) -> Place:
     return place
 
 
-def flowing(place: Place, what: str = "ranks") -> Place:
+def flowing(place: Place, names: re.Pattern[str] = RANKS) -> Place:
     """Returns the lines of a place, and of what flows into it, that mention the number of ranks, or the rank."""
-
-    def flowing_place(context: Context) -> list[CallSite]:
-        names = RANKS if what == "ranks" else RANK
-        sites = []
-        for site in place(context):
-            if source := context.sources.get(site.file):
-                sites += [_site(site.file, source, line) for line in source.flowing(site.line, names)]
-        return sites
-
-    return flowing_place
+    return beside(place, lambda source, line: source.flowing(line, names))
 
 
 def written(lines: Callable[[Source], list[int]]) -> Place:
@@ -107,28 +99,27 @@ def calling(place: Place) -> Place:
 
 def around(place: Place) -> Place:
     """Returns the loops around a place, the innermost first."""
+    return beside(place, Source.loops)
 
-    def loops(context: Context) -> list[CallSite]:
-        sites = []
-        for site in place(context):
-            if source := context.sources.get(site.file):
-                sites += [_site(site.file, source, line) for line in source.loops(site.line)]
-        return sites
 
-    return loops
+def into(place: Place) -> Place:
+    """Returns the lines that flow into a place, in the loop around it."""
+    return beside(place, Source.into)
+
+
+def beside(place: Place, lines: Callable[[Source, int], list[int]]) -> Place:
+    """Returns the lines that the source tells of each line of a place."""
+
+    def sites_beside(context: Context) -> list[CallSite]:
+        sites = [(site, source) for site in place(context) if (source := context.sources.get(site.file))]
+        return [_site(site.file, source, line) for site, source in sites for line in lines(source, site.line)]
+
+    return sites_beside
 
 
 def decided_by_rank(place: Place) -> Place:
     """Returns the lines around a place, or in the same loop, that decide by the rank."""
-
-    def tests(context: Context) -> list[CallSite]:
-        sites = []
-        for site in place(context):
-            if source := context.sources.get(site.file):
-                sites += [_site(site.file, source, line) for line in source.tests_of_rank(site.line)]
-        return sites
-
-    return tests
+    return beside(place, Source.tests_of_rank)
 
 
 def parameter(context: Context) -> list[CallSite]:
@@ -146,9 +137,22 @@ def buffer(context: Context) -> list[CallSite]:
     return written(lambda source: source.changes_of(name))(context) if name else []
 
 
+def tied(context: Context) -> list[CallSite]:
+    """Returns the lines that set the modules, or the weights, of a finding about a tied weight."""
+    fields = context.finding.message.fields
+    names = [name for field in ("embedding", "head") for name in str(fields.get(field, "")).split(".")[-2:]]
+    return written(lambda source: [line for name in names for line in source.changes_of(name)])(context)
+
+
 def shares(context: Context) -> list[CallSite]:
     """Returns the lines that share the rows out by hand, where no sampler does."""
     return [] if context.calls("sampler") else written(Source.shares)(context)
+
+
+def network(context: Context) -> list[CallSite]:
+    """Returns the lines that call the frozen network of a finding."""
+    name = str(context.finding.message.fields.get("network", "")).rpartition(".")[2]
+    return written(lambda source: source.calls(name))(context) if name.isidentifier() else []
 
 
 def epochs(context: Context) -> list[CallSite]:
@@ -162,8 +166,10 @@ DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
 OF_GRADIENTS = written(Source.changes_of_gradients)
 OF_WEIGHTS = written(Source.changes_of_weights)
 SEEDS = written(Source.seeds)
-SHARING = (called("sampler"), shares, called("loader"), flowing(FORWARD, "rank"), SEEDS, called("iteration"))
-LOSS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS), BACKWARD, FORWARD)
+MODES = written(lambda source: [*source.calls("train"), *source.calls("eval")])
+LOADS = written(lambda source: source.calls("load_state_dict"))
+SHARING = (called("sampler"), shares, called("loader"), flowing(FORWARD, RANK), SEEDS, called("iteration"))
+LOSS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS), BACKWARD, into(BACKWARD), FORWARD)
 RATES = (
     flowing(RATE_WRITES),
     flowing(called("scheduler")),
@@ -176,26 +182,46 @@ PARTING = (
     decided_by_rank(BACKWARD),
     written(Source.ends_of_loops),
     called("collective"),
+    written(Source.tests_of_values),
     BACKWARD,
 )
-AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(calling(OF_WEIGHTS)), OF_WEIGHTS, calling(OF_WEIGHTS))
-EVALUATION = (evaluated("loader"), evaluated("collective"), called("evaluation"), evaluated("iteration"))
+AVERAGES = (
+    decided_by_rank(OF_WEIGHTS),
+    decided_by_rank(calling(OF_WEIGHTS)),
+    OF_WEIGHTS,
+    calling(OF_WEIGHTS),
+    around(OF_WEIGHTS),
+)
+EVALUATION = (
+    flowing(evaluated("loader"), RANK),
+    evaluated("loader"),
+    evaluated("collective"),
+    beside(called("evaluation"), Source.sums_around),
+    called("evaluation"),
+)
 LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
     "set_epoch_never_called": (epochs, called("sampler")),
     "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
-    "ranks_begin_with_different_weights": (parameter, SEEDS, called("wrapper"), called("collective", "broadcast")),
+    "ranks_begin_with_different_weights": (
+        parameter,
+        LOADS,
+        around(called("collective", "broadcast")),
+        SEEDS,
+        called("wrapper"),
+    ),
     "loss_not_divided_by_accumulation": (BACKWARD, FORWARD),
     "gradients_never_cleared": (BACKWARD, called("zero_grad"), STEP),
     "gradients_removed_before_the_step": (STEP, called("zero_grad")),
     "gradients_removed_between_micro_batches": (called("zero_grad"), BACKWARD),
-    "ranks_never_reduce_gradients": (FORWARD, BACKWARD, called("wrapper")),
+    "ranks_never_reduce_gradients": (FORWARD, BACKWARD, called("wrapper"), written(Source.reads_of_gradients)),
     "parameters_left_out_of_reduction": (around(called("collective", "reduce")), parameter, called("wrapper")),
     "reduced_before_last_micro_batch": (written(Source.synchronisation), BACKWARD),
     "last_micro_batches_in_no_step": (STEP, BACKWARD),
     "gradients_summed_over_ranks": (
         called("collective", "reduce"),
         written(lambda source: source.calls("wait")),
+        OF_GRADIENTS,
         BACKWARD,
     ),
     "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
@@ -208,17 +234,26 @@ LINES: Mapping[str, Sequence[Place]] = {
     "rows_evaluated_by_no_rank": (evaluated("loader"), evaluated("sampler")),
     "rates_differ_between_ranks": (
         decided_by_rank(called("scheduler step")),
-        flowing(called("optimizer"), "rank"),
+        flowing(called("optimizer"), RANK),
         called("scheduler step"),
         RATE_WRITES,
         called("optimizer"),
     ),
     "weights_end_elsewhere": (flowing(DECAY_WRITES), flowing(called("optimizer")), STEP),
     "gather_without_gradient": (called("collective", "gather"),),
-    "tied_weight_comes_apart": (written(lambda source: source.changes_of("weight")), OF_WEIGHTS, parameter),
-    "updates_lost_in_rounding": (called("optimizer"),),
+    "tied_weight_comes_apart": (tied, OF_WEIGHTS, parameter),
+    "updates_lost_in_rounding": (called("optimizer"), into(called("optimizer"))),
+    "average_never_updated": (
+        network,
+        called("frozen forward"),
+        beside(OF_WEIGHTS, Source.conditions),
+        calling(OF_WEIGHTS),
+        OF_WEIGHTS,
+    ),
+    "average_updated_at_each_micro_batch": (UPDATES, OF_WEIGHTS),
+    "average_updated_before_step": (UPDATES, OF_WEIGHTS),
     "queue_not_gathered": (buffer,),
-    "buffer_of_own_rows": (buffer,),
+    "buffer_of_own_rows": (buffer, into(buffer)),
     "buffer_begins_apart": (buffer, SEEDS),
     "collectives_in_another_order": (around(called("collective")), *PARTING),
 }
@@ -232,12 +267,12 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "clipping": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     "rate": (*RATES, RATE_WRITES, called("scheduler step"), called("scheduler"), called("optimizer")),
     "schedule": (called("scheduler step"), RATE_WRITES, called("scheduler")),
-    "weights": (*AVERAGES, STEP),
+    "weights": (*AVERAGES[:2], called("collective"), *AVERAGES[2:], STEP),
     "frozen weights": AVERAGES,
     "updates": (called("optimizer"), written(Source.groups), parameter),
     "random numbers": (SEEDS,),
     "evaluation": EVALUATION,
-    "buffers": (decided_by_rank(called("forward")), called("evaluation"), called("wrapper")),
+    "buffers": (flowing(MODES, RANK), called("evaluation"), called("wrapper")),
     "collectives": PARTING,
     "saves": (called("save"),),
     "replayed gradient": (*LOSS[:3], called("collective"), *LOSS[3:]),

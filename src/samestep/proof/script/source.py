@@ -17,6 +17,7 @@ RANK = re.compile(
 WORKER = re.compile(r"(num_)?workers?(_id|_info)?")
 SEED = re.compile(r"(\w+_)?seed(_all|_everything|_offset)?|default_rng|RandomState|set_seed|hash")
 IN_PLACE = {"copy_", "mul_", "add_", "lerp_", "_foreach_lerp_", "_foreach_mul_", "load_state_dict", "update_parameters"}
+CHANGING = {"all_reduce", "broadcast", "reduce", "shuffle", "sort", "append", "extend", "reverse"}
 LOOPS = ast.For | ast.AsyncFor | ast.While
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 DEPTH = 4  # assignments that are followed backwards
@@ -75,7 +76,7 @@ class Source:
         names = [node.names for node in ast.walk(self.tree) if isinstance(node, ast.Import)]
         return {(alias.asname or alias.name).partition(".")[0] for aliases in names for alias in aliases}
 
-    def loop_at(self, line: int) -> ast.AST | None:
+    def loop_at(self, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
         """Returns the loop that begins on a line."""
         return next((node for node in self._statements if isinstance(node, LOOPS) and node.lineno == line), None)
 
@@ -112,6 +113,10 @@ class Source:
                 loops.append(node.lineno)
         return loops
 
+    def conditions(self, line: int) -> list[int]:
+        """Returns the lines of the conditions around a line, the innermost first."""
+        return [node.lineno for node in self.around(line) if isinstance(node, ast.If)]
+
     def function(self, line: int) -> str:
         """Returns the name of the function that a line is in; '<module>' outside of all."""
         names = [node.name for node in self.around(line) if isinstance(node, ast.FunctionDef)]
@@ -123,6 +128,16 @@ class Source:
         """Returns the lines that mention a name, of a line's statement and of what flows into it."""
         statement = self.statement(line)
         return [] if statement is None else self._flowing(statement, names, set(), DEPTH)
+
+    def into(self, line: int) -> list[int]:
+        """Returns the lines that flow into the statement of a line, in the loop around it; the nearest first."""
+        statement, loops = self.statement(line), [self.loop_at(number) for number in self.loops(line)[:1]]
+        if statement is None:
+            return []
+        lines = set(self._flowing(statement, re.compile(".*"), set(), DEPTH)) - {line}
+        inside = [loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops if loop for number in lines]
+        near = {number for number, is_in in zip(lines, inside) if is_in} if loops else lines
+        return sorted(near, key=lambda number: (number > line, abs(number - line)))
 
     def _flowing(self, statement: ast.stmt, names: re.Pattern[str], visited: set[int], depth: int) -> list[int]:
         if statement.lineno in visited or depth < 0:
@@ -140,7 +155,8 @@ class Source:
         return [
             node
             for node in self._statements
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and names & _targets(node)
+            if (isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and names & _targets(node))
+            or (isinstance(node, ast.Expr) and names & _changed_by_call(node.value))
         ]
 
     def _only_asks(self, line: int, names: re.Pattern[str]) -> bool:
@@ -253,6 +269,25 @@ class Source:
         tests = [node.lineno for line in ends for node in self.around(line) if isinstance(node, ast.If)]
         return [*ends, *dict.fromkeys(tests)]
 
+    def tests_of_values(self) -> list[int]:
+        """Returns the lines that ask whether a value is finite."""
+        return [line for name in ("isfinite", "isnan", "isinf") for line in self.calls(name)]
+
+    def sums_around(self, line: int) -> list[int]:
+        """Returns the lines that add up in the loop around a line, and those after it that read what was added up."""
+        loops = [self.loop_at(number) for number in self.loops(line)[:1]]
+        if not loops or not isinstance(loops[0], LOOPS):
+            return []
+        sums = [node for node in ast.walk(loops[0]) if isinstance(node, ast.AugAssign)]
+        names = {name.id for node in sums for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+        after = [node for node in self.block(loops[0]) if node.lineno > loops[0].lineno]
+        read = [node for node in after if names & {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}]
+        return [*(node.lineno for node in sums), *(node.lineno for node in read)]
+
+    def reads_of_gradients(self) -> list[int]:
+        """Returns the lines in which `.grad` stands."""
+        return self._lines_where(lambda node: isinstance(node, ast.Attribute) and node.attr == "grad")
+
     def groups(self) -> list[int]:
         """Returns the lines that choose among parameters, for an optimizer's groups."""
 
@@ -301,6 +336,14 @@ def _targets(node: ast.AST) -> set[str]:
     """Returns the names that an assignment gives values to."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.Pass())]
     return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def _changed_by_call(node: ast.expr) -> set[str]:
+    """Returns the names whose values a call alone may change: `dist.all_reduce(loss)`, `names.sort()`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return set()
+    changed = [node.func.value, *node.args] if node.func.attr in CHANGING else []
+    return {argument.id for argument in changed if isinstance(argument, ast.Name)}
 
 
 def _places(node: ast.Assign | ast.AugAssign) -> list[str]:
