@@ -185,13 +185,8 @@ PARTING = (
     written(Source.tests_of_values),
     BACKWARD,
 )
-AVERAGES = (
-    decided_by_rank(OF_WEIGHTS),
-    decided_by_rank(calling(OF_WEIGHTS)),
-    OF_WEIGHTS,
-    calling(OF_WEIGHTS),
-    around(OF_WEIGHTS),
-)
+UPDATES = calling(OF_WEIGHTS)
+AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(UPDATES), OF_WEIGHTS, UPDATES, around(OF_WEIGHTS))
 EVALUATION = (
     flowing(evaluated("loader"), RANK),
     evaluated("loader"),

@@ -134,19 +134,22 @@ class Source:
         statement, loops = self.statement(line), [self.loop_at(number) for number in self.loops(line)[:1]]
         if statement is None:
             return []
-        lines = set(self._flowing(statement, re.compile(".*"), set(), DEPTH)) - {line}
+        lines = set(self._flowing(statement, None, set(), DEPTH)) - {line}
         inside = [loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops if loop for number in lines]
         near = {number for number, is_in in zip(lines, inside) if is_in} if loops else lines
         return sorted(near, key=lambda number: (number > line, abs(number - line)))
 
-    def _flowing(self, statement: ast.stmt, names: re.Pattern[str], visited: set[int], depth: int) -> list[int]:
+    def _flowing(self, statement: ast.stmt, names: re.Pattern[str] | None, visited: set[int], depth: int) -> list[int]:
+        """Returns the lines of a statement, and of those whose values it uses; names: those that mention one."""
         if statement.lineno in visited or depth < 0:
             return []
         visited.add(statement.lineno)
-        parts = [header_of(statement)]
-        lines = [line for part in parts for line in _lines_with(part, names) if not self._only_asks(line, names)]
-        read = {node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)}
-        read -= {name for name in read if names.fullmatch(name)}
+        evaluated = header_of(statement)
+        read = {node.id for node in ast.walk(evaluated) if isinstance(node, ast.Name)}
+        lines = [statement.lineno]
+        if names:
+            lines = [line for line in _lines_with(evaluated, names) if not self._only_asks(line, names)]
+            read = {name for name in read if not names.fullmatch(name)}
         for assignment in self._assignments(read):
             lines += self._flowing(assignment, names, visited, depth - 1)
         return list(dict.fromkeys(lines))
