@@ -11,7 +11,8 @@ from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import Fault
 from recorder.plant import checked, planted, row_of, text_of
 from samestep.message import Message, message
-from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
+from samestep.proof.script.beside_steps import collectives, randoms, saves
+from samestep.proof.script.evaluation import evaluation
 from samestep.records.script import (
     EvaluationRecord,
     GroupRecord,
@@ -39,7 +40,7 @@ def evaluated(number: int, rows: list[int], called: list[str], sampler: str = "D
     [
         (([0, 2, 4, 6], [1, 3, 5, 0]), "all_reduce", "differs", "evaluated_rows_counted_twice"),
         (([0, 2, 4, 6], [1, 3, 5, 0]), "all_gather", "right", "ranks_evaluate_together"),
-        (([0, 2, 4], [1, 3, 5]), "all_reduce", "right", "ranks_evaluate_together"),
+        (([0, 2, 4], [1, 3, 5]), "all_reduce", "warning", "evaluation_rows_left_out"),
         (([*range(7)], [*range(7)]), "all_reduce", "right", "each_rank_evaluates"),
         (([0], [0]), "all_reduce", "differs", "rows_evaluated_by_no_rank"),
     ],
@@ -47,6 +48,44 @@ def evaluated(number: int, rows: list[int], called: list[str], sampler: str = "D
 def test_each_row_is_evaluated_once(shares: tuple[list[int], list[int]], called: str, answer: str, said: str) -> None:
     found = evaluation([evaluated(number, rows, [called]) for number, rows in enumerate(shares)])
     assert (found.answer, found.message.id, found.message.fields["rows"]) == (answer, said, 7)
+
+
+def with_content(number: int, rows: list[str], called: str, indices: list[int] | None = None) -> ScriptRecord:
+    """Returns the record of a rank that evaluates these rows; of its own list of them, where it has no indices."""
+    read = [*range(len(rows))] if indices is None else indices
+    own = f"rank {number}" if indices is None else ""
+    seen = PassRecord(0, 16, 4, [read], [], [[row] for row in rows], 0, "DistributedSampler", own)
+    group = GroupRecord([0, 1], ["all_reduce [1] float"])
+    return rank(number, passes=[seen], evaluations=[EvaluationRecord(0, 1, {}, [called])], groups={"0": group})
+
+
+LETTERS = "abcdefghijklmnop"
+
+
+@pytest.mark.parametrize(
+    ("shares", "called", "answer", "said"),
+    [
+        # Each rank cuts its part out of a list in an order of its own.
+        (("abcdefgh", "ijklmabc"), "all_reduce", "differs", "evaluation_order_of_each_rank"),
+        (("abcdefgh", "ijklmnop"), "all_reduce", "warning", "evaluation_rows_left_out"),  # of 16 each
+        ((LETTERS, LETTERS[::-1]), "all_reduce", "warning", "evaluation_rows_counted_on_every_rank"),
+        ((LETTERS, LETTERS), "all_gather", "right", "each_rank_evaluates"),
+        ((LETTERS, LETTERS.upper()), "all_reduce", "right", "each_rank_evaluates_its_own_dataset"),
+        ((LETTERS, LETTERS.upper()), "none", "warning", "evaluation_not_reduced"),
+        ((LETTERS, LETTERS), "none", "right", "each_rank_evaluates"),
+    ],
+)
+def test_evaluated_rows_are_told_by_their_content(shares: tuple[str, str], called: str, answer: str, said: str) -> None:
+    found = evaluation([with_content(number, [*rows], called) for number, rows in enumerate(shares)])
+    assert (found.answer, found.message.id) == (answer, said)
+
+
+@pytest.mark.parametrize(
+    ("called", "said"), [("all_reduce", "ranks_evaluate_together"), ("none", "evaluation_not_reduced")]
+)
+def test_an_evaluation_that_is_shared_out_is_brought_together(called: str, said: str) -> None:
+    halves = [with_content(n, [*LETTERS[n::2]], called, [*range(n, 16, 2)]) for n in range(2)]
+    assert evaluation(halves).message.id == said
 
 
 def test_rank_0_alone_evaluates() -> None:

@@ -21,7 +21,7 @@ def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
     for name in ("__init__", "_reset", "_next_index", "__next__"):
         monkeypatch.setattr(base, name, getattr(base, name))
     monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
-    attached = Loaders(lambda function: function, lambda loader: None)
+    attached = Loaders(lambda function: function, lambda loader: None, lambda loader: type(loader).__name__)
     attached.attach()
     return attached
 
@@ -36,7 +36,7 @@ def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers
     sampler.set_epoch(1)
     passing = iter(loader)
     next(passing), next(passing)
-    assert loaders.trained() == 0
+    assert loaders.trained([]) == [0]
     first = loaders.passes[0].record()
     assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
     assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
@@ -48,6 +48,30 @@ def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers
     second = loaders.passes[1].record()
     assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
     assert second.digests[:4] == first.digests and loaders.epochs_set == 1
+
+
+def test_a_loader_that_is_made_anew_in_each_epoch_is_one(loaders: Loaders) -> None:
+    """Not two that are read beside each other, nor that of another dataset."""
+    data, other = TensorDataset(torch.arange(6.0)), TensorDataset(torch.arange(1.0, 7.0))
+    for _ in range(2):
+        for _ in DataLoader(data, batch_size=3):
+            pass
+        for _ in DataLoader(other, batch_size=3):
+            pass
+    assert [known.loader for known in loaders.passes] == [0, 1, 0, 1]
+    beside = [DataLoader(data, batch_size=2) for _ in range(2)]
+    for _ in zip(*beside):
+        pass
+    assert [known.loader for known in loaders.passes[4:]] == [2, 3]
+
+
+def test_batches_of_several_loaders_that_are_joined_are_trained_together(loaders: Loaders) -> None:
+    first, second, apart = (iter(DataLoader(TensorDataset(torch.rand(4, 2)), batch_size=2)) for _ in range(3))
+    (labelled,), (unlabelled,), _ = next(first), next(second), next(apart)
+    assert loaders.trained(rows_of(((torch.cat([labelled, unlabelled]),), {}))) == [2, 0, 1]
+    next(first)
+    loaders.evaluated()
+    assert loaders.trained([]) == [0]
 
 
 def test_a_sampler_without_an_end_is_no_list(loaders: Loaders) -> None:

@@ -26,6 +26,7 @@ from samestep.recorder.batches import (
     copied,
     holds_loss,
     is_joined,
+    is_rescaled_by_rank,
     joined,
     lists_of_rows,
     order_of_rows,
@@ -70,20 +71,29 @@ class Own(torch.autograd.Function):
 
 
 TARGETS = torch.tensor([0, 1, -100])
+MASK = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
 LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossRecord]]] = [
     (lambda v: v.mean(), [LossRecord(1.0, "mean", 6, "Mean")]),
     (lambda v: v.sum(), [LossRecord(1.0, "sum", 6, "Sum")]),
-    (lambda v: -v.mean(), [LossRecord(-1.0, "mean", 6, "Mean")]),
-    (lambda v: v.mean() / 4, [LossRecord(0.25, "mean", 6, "Mean")]),
-    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossRecord(0.5, "sum", 6, "Sum")]),
-    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(-0.5, "sum", 2, "Sum")]),
+    (lambda v: -v.mean(), [LossRecord(-1.0, "mean", 6, "Mean", [-1.0])]),
+    (lambda v: v.mean() / 4, [LossRecord(0.25, "mean", 6, "Mean", [0.25])]),
+    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossRecord(0.5, "sum", 6, "Sum", [1 / 6, 3.0])]),
+    (
+        lambda v: v.mean() - 0.5 * v[:2].sum(),
+        [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(-0.5, "sum", 2, "Sum", [-1.0, 0.5])],
+    ),
     (
         lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0),
-        [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(2.0, "mean", 3, "Mean")],
+        [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(2.0, "mean", 3, "Mean", [2.0])],
     ),
     (lambda v: (v.mean() + 1.0).clone(), [LossRecord(1.0, "mean", 6, "Mean")]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossRecord(1.0, "mean", 2, "NllLoss")]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossRecord(1.0, "sum", 2, "NllLoss")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossRecord(1.0, "mean", 2, "NllLoss", classes=2)]),
+    (
+        lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"),
+        [LossRecord(1.0, "sum", 2, "NllLoss", classes=2)],
+    ),
+    (lambda v: (v**2 * MASK).sum() / MASK.sum(), [LossRecord(0.25, "sum", 4, "Sum", [0.25])]),
+    (lambda v: (v**2 * (MASK + 1)).sum(), [LossRecord(1.0, "sum", 6, "Sum")]),
     (lambda v: F.mse_loss(v, torch.zeros(6)), [LossRecord(1.0, "mean", 6, "MseLoss")]),
 ]
 
@@ -300,6 +310,16 @@ def test_outputs_stand_where_one_process_has_their_rows(places: list[int]) -> No
     of_crops = [torch.cat([part, part + 10]) for part in parts]
     assert lists_of_rows(([rows, rows + 10],), 6) == 2
     assert torch.equal(order.joined_outputs(of_crops, 2), torch.cat([rows, rows + 10]))
+
+
+def test_rows_that_each_rank_normalises_by_itself_are_told() -> None:
+    rows = torch.rand(12, 3) * torch.tensor([1.0, 5.0, 9.0])
+    ranks = [((part - part.mean(0)) / part.std(0),) for part in rows.split(6)]
+    whole = ((rows - rows.mean(0)) / rows.std(0),)
+    assert is_rescaled_by_rank(whole, ranks)
+    assert not is_rescaled_by_rank((torch.cat([part for (part,) in ranks]),), ranks)
+    assert not is_rescaled_by_rank((torch.rand(12, 3),), ranks)
+    assert not is_rescaled_by_rank(whole, [None, None])
 
 
 def test_a_copy_has_no_graph_and_is_its_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 
 from command import samestep
 from recorder.plant import checked, text_of
-from samestep.commands.check_replay import copy_folder
+from samestep.commands.check_replay import copy_beside, copy_folder
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults, DiffResults, question_of
+from samestep.records.script import CheckResults, DiffResults, ScriptPlan, question_of
 
 
 def answers(results: CheckResults | DiffResults) -> dict[str, str]:
@@ -109,6 +110,29 @@ def test_the_folder_of_a_replay(tmp_path: Path) -> None:
     copy_folder(source, tmp_path / "copy", since, records)
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {"small", "large"}
     assert (tmp_path / "copy" / "large").is_symlink() and not (tmp_path / "copy" / "small").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'sys.path.append("..")',
+        "sys.path.append(os.path.dirname(os.path.dirname(__file__)))",
+        'open("../data/rows.txt")',
+    ],
+)
+def test_what_a_script_names_above_its_folder_is_there(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of a folder on its search path, and files; what else lies there is not."""
+    for name in ("project/models/net.py", "project/data/rows.txt", "project/other/notes.txt", "project/tools/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(line)
+    monkeypatch.chdir(tmp_path / "project" / "tools")
+    work = tmp_path / "copy" / "a" / "b" / "tools"
+    work.mkdir(parents=True)
+    copy_beside(ScriptPlan(str(tmp_path / "out"), time.time() + 9, "train.py"), work)
+    there = {path.name for path in work.parent.rglob("*") if path.is_file()}
+    assert there == ({"rows.txt"} if "open" in line else {"net.py"})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ What the replay writes there is not the user's, and what the recording wrote is 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,6 +35,9 @@ from samestep.records.script import (
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process
 COPIED = 1 << 20  # bytes of a file that is copied; a larger one is linked
 ENTRIES, ALL = 1000, 20_000  # of a folder that is copied, and of all; a larger folder is linked as a whole
+LEVELS = 3  # of folders above the working directory that a script may name
+ABOVE = re.compile(r"""["'\s=]((?:\.\./)*\.\.)(?:/([^"'\s]*))?(?=["'\s])""")  # '..', '../..', '../data/train.bin'
+ABOVE_FILE = re.compile(r"dirname\(|\.parents?\b")  # of __file__, on the search path
 LINKED = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 
 
@@ -46,8 +50,9 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
     if why := _why_not(ranks, folder):
         return [not_replayed(why)]
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
-        work = Path(temporary) / "work"
+        work = Path(temporary, *["root", *["folder"] * LEVELS, *Path.cwd().parts[1:]][-LEVELS - 1 :])
         copy_folder(Path.cwd(), work, plan.started_at, folder)
+        copy_beside(plan, work)
         try:
             result = _play(plan, ranks, work, run, in_turn=False)
             if result.needs_turns:
@@ -104,6 +109,50 @@ def copy_folder(source: Path, target: Path, since: float, without: Path) -> None
     Leaves out the folder `without`, and files that have changed since `since`, in seconds of the epoch.
     """
     _copy(source, target, since, without.resolve(), [ALL])
+
+
+def copy_beside(plan: ScriptPlan, work: Path) -> None:
+    """Copies or links what a script names above the working directory, as '../data', to where the copy has it; of '..'
+    itself, and of folders that it puts on the search path, the Python modules."""
+    text = "" if plan.module else Path(plan.script).read_text(errors="replace")
+    named = {*ABOVE.findall(f"{text} {' '.join(plan.arguments)} ")}
+    if "sys.path" in text and ABOVE_FILE.search(text):
+        named |= {("..", ""), ("../..", "")}
+    cwd = Path.cwd().resolve()
+    for above, below in named:
+        levels = above.count("..")
+        if levels > min(LEVELS, len(cwd.parents) - 1):
+            continue
+        source, target = cwd.parents[levels - 1], work.parents[levels - 1]
+        if below:
+            _copy_path(source / below, target / below, plan.started_at)
+            continue
+        with suppress(OSError), os.scandir(source) as entries:
+            for entry in [entry for entry in entries if _is_module(entry)]:
+                _copy_path(source / entry.name, target / entry.name, plan.started_at)
+
+
+def _is_module(entry: os.DirEntry[str]) -> bool:
+    """Whether a folder's entry is a Python module, or a folder that holds some."""
+    if entry.is_file():
+        return entry.name.endswith(".py")
+    with suppress(OSError):
+        return entry.name.isidentifier() and any(Path(entry.path).glob("*.py"))
+    return False
+
+
+def _copy_path(source: Path, target: Path, since: float) -> None:
+    """Copies a small file or folder, and links a large one, unless it is there or was written since `since`."""
+    with suppress(OSError):
+        if target.exists() or not source.exists() or (source.is_file() and source.stat().st_mtime >= since):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir() and _entries(source) <= ENTRIES:
+            _copy(source, target, since, source / ".", [ALL])
+        elif source.is_dir() or source.stat().st_size > COPIED:
+            target.symlink_to(source.resolve())
+        else:
+            shutil.copy2(source, target)
 
 
 def _copy(source: Path, target: Path, since: float, without: Path, left: list[int]) -> None:

@@ -17,6 +17,7 @@ from samestep.message import Message, message
 
 MOST_TENSORS = 64  # that a script joins to one batch
 COLUMNS, MOST_ROWS = 256, 4096  # of the values by which rows are found again
+FIT_ROWS, FITS = 4, 1e-4  # of a rank at least, by which a scale is fitted; and how near what it gives must be
 
 
 class CannotJoin(Exception):
@@ -151,6 +152,26 @@ def order_of_values(inputs: Any, ranks: Sequence[Any], near: float) -> RowOrder 
     distances, nearest = torch.cdist(values, recorded).min(1)
     is_order = len({*nearest.tolist()}) == len(values) and float(distances.max()) <= bound
     return RowOrder(sizes, nearest.tolist()) if is_order else None
+
+
+def is_rescaled_by_rank(inputs: Any, ranks: Sequence[Any]) -> bool:
+    """Whether the ranks' rows are those of one process, but for a scale and a shift of each column that are another
+    one on each rank: they were normalised by the rank's own rows."""
+    if any(of_rank is None for of_rank in ranks):
+        return False
+    values, of_ranks = row_values(inputs), [row_values(of_rank) for of_rank in ranks]
+    if sum(map(len, of_ranks)) != len(values) or any(len(of_rank) < FIT_ROWS for of_rank in of_ranks):
+        return False
+    scales = []
+    for replayed, recorded in zip(values.split([len(of_rank) for of_rank in of_ranks]), of_ranks):
+        if replayed.shape != recorded.shape:
+            return False
+        apart, fitted = replayed - replayed.mean(0), recorded - recorded.mean(0)
+        scale = (apart * fitted).sum(0) / (fitted**2).sum(0).clamp(min=1e-30)
+        if float((apart - scale * fitted).norm()) > FITS * float(apart.norm()):
+            return False
+        scales.append(torch.stack([scale, replayed.mean(0) - scale * recorded.mean(0)]))
+    return any(not torch.allclose(scale, scales[0], rtol=1e-3, atol=1e-6) for scale in scales)
 
 
 def row_values(data: Any) -> Tensor:

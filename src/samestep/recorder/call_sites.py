@@ -112,6 +112,12 @@ class CallSites:
         if chain := self._chain():
             self._add(call, name, chain, target)
 
+    def made_at(self, thing: object) -> Chain:
+        """Returns the user's lines that have made a loader, an optimizer or a model; none where they are not known."""
+        with suppress(TypeError):  # an object that cannot be hashed
+            return self._made.get(thing, ())
+        return ()
+
     def note_model(self, module: nn.Module) -> None:
         """Notes the line that has made a model, and those of its parts with parameters that were made elsewhere."""
         known = set[Chain]()

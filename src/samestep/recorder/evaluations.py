@@ -62,6 +62,7 @@ class Evaluations:
     def evaluated(self, module: nn.Module, step: int) -> None:
         """Is called after each forward of an outermost module that is not training."""
         latest = self._loaders.latest
+        self._loaders.evaluated()
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
         if number in self._records:
             return

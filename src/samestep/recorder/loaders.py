@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Pass:
     trained: int = 0
     ended: bool = False
     dataset: str = ""
+    workers: int = 0
 
     def record(self) -> PassRecord:
         """Returns what was read, and lists what this pass would read after it."""
@@ -51,6 +52,7 @@ class Pass:
             trained=self.trained,
             sampler=self.sampler,
             dataset=self.dataset,
+            workers=self.workers,
         )
 
     def _sampled(self) -> Iterator[list[int] | None]:
@@ -81,15 +83,22 @@ def _flat(batches: list[list[int] | None]) -> list[int] | None:
 class Loaders:
     """Records the passes over every DataLoader of this process, from `attach` on.
 
-    begun: called with the iterator of each pass."""
+    begun: called with the iterator of each pass. made_at: returns the user's line that has made a loader."""
 
-    def __init__(self, timed: Callable[[Callable[..., Any]], Callable[..., Any]], begun: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        timed: Callable[[Callable[..., Any]], Callable[..., Any]],
+        begun: Callable[[Any], None],
+        made_at: Callable[[object], object],
+    ) -> None:
         self.passes: list[Pass] = []
         self.epochs_set = 0
         self.latest: int | None = None  # the pass that was read last
         self._loaders: dict[int, tuple[int, object]] = {}  # id -> (number, the loader, so that its id stays its own)
+        self._numbers: dict[object, int] = {}  # what a loader that is made anew in each epoch has alike -> its number
+        self._since: set[int] = set()  # the passes that were read since a forward
         self._datasets: dict[int, tuple[str, object]] = {}
-        self._timed, self._begun = timed, begun
+        self._timed, self._begun, self._made_at = timed, begun, made_at
 
     def attach(self) -> None:
         """Patches DataLoader's iterators and DistributedSampler."""
@@ -142,11 +151,26 @@ class Loaders:
         numbers = {key: number for key, (number, _) in self._loaders.items()}
         return {id(getattr(loader, "sampler", None)): number for number, loader in self._loaders.values()} | numbers
 
-    def trained(self) -> int | None:
-        """Notes that a micro-batch is trained with the batch that was read last. Returns the number of its pass."""
-        if self.latest is not None:
-            self.passes[self.latest].trained += 1
-        return self.latest
+    def trained(self, rows: Sequence[str]) -> list[int]:
+        """Notes that a micro-batch is trained with the batch that was read last, and with those of other loaders whose
+        rows are among the model's. Returns the numbers of their passes."""
+        numbers = [number for number in (self.latest,) if number is not None]
+        numbers += [number for number in sorted(self._since) if number not in numbers and self._gave(number, rows)]
+        for number in numbers:
+            self.passes[number].trained += 1
+        self._since.clear()
+        return numbers
+
+    def evaluated(self) -> None:
+        """Notes that what was read is evaluated."""
+        self._since.clear()
+
+    def _gave(self, number: int, rows: Sequence[str]) -> bool:
+        """Whether the last batch of a pass has tensors that are among a model's rows."""
+        batch = next((batch for batch in reversed(self.passes[number].requested[: self.passes[number].read])), None)
+        return not {*rows}.isdisjoint(
+            digest for row in self.passes[number].digests[-len(batch or ()) :] for digest in row
+        )
 
     def forget_training(self) -> None:
         """Takes what was trained so far for something else."""
@@ -154,7 +178,6 @@ class Loaders:
             loader_pass.trained = 0
 
     def _begin(self, iterator: Any, loader: Any) -> None:
-        number = self._loaders.setdefault(id(loader), (len(self._loaders), loader))[0]
         length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
         names = [type(getattr(loader, name, None)).__name__ for name in ("batch_sampler", "sampler")]
         sampler = SKIPS if names[0] == SKIPS else names[1]
@@ -163,13 +186,29 @@ class Loaders:
         if id(data) not in self._datasets:  # as it is now: one that keeps the rows it has read is another one later
             self._datasets[id(data)] = self._timed(identity)(data), data
         dataset = self._datasets[id(data)][0]
-        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator, dataset=dataset))
+        number = self._number(loader, (self._made_at(loader), type(data), dataset, length, loader.batch_size, sampler))
+        made = Pass(number, length, loader.batch_size, sampler, iterator, dataset=dataset, workers=loader.num_workers)
+        self.passes.append(made)
         self._begun(iterator)
+
+    def _number(self, loader: Any, key: tuple[object, ...]) -> int:
+        """Returns a loader's number. One that is made by the same line, of the same dataset, after an earlier one has
+        come to its end, is that one in its next epoch."""
+        if id(loader) not in self._loaders:
+            numbers = [number for number, _ in self._loaders.values()]
+            number = self._numbers.get(key, -1) if key[0] else -1
+            if not any(known.loader == number for known in self.passes) or not all(
+                known.ended for known in self.passes if known.loader == number
+            ):
+                number = max(numbers, default=-1) + 1
+            self._loaders[id(loader)], self._numbers[key] = (number, loader), number
+        return self._loaders[id(loader)][0]
 
     def _read(self, number: int, data: Any) -> None:
         self._timed(self._digest)(self.passes[number], data)
         self.passes[number].read += 1
         self.latest = number
+        self._since.add(number)
 
     @staticmethod
     def _digest(loader_pass: Pass, data: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +33,7 @@ def terms(loss: Tensor) -> list[LossRecord]:
     A term that is neither is 'unknown', and so is what a library's own autograd function returns.
     """
     losses: list[LossRecord] = []
-    _walk((loss.grad_fn, loss.output_nr), 1.0, losses, [MOST])
+    _walk((loss.grad_fn, loss.output_nr), [], losses, [MOST])
     return losses
 
 
@@ -52,8 +53,9 @@ def cut_gathers(loss: Tensor, ranks: int) -> int:
     return found
 
 
-def _walk(edge: tuple[Any, int], weight: float, losses: list[LossRecord], left: list[int]) -> None:
-    """Follows a scalar to its terms. edge: the node that computed it, and which of the node's outputs it is."""
+def _walk(edge: tuple[Any, int], factors: list[float], losses: list[LossRecord], left: list[int]) -> None:
+    """Follows a scalar to its terms. edge: the node that computed it, and which of the node's outputs it is. factors:
+    by which it is multiplied on the way."""
     node, output = edge
     left[0] -= 1
     if node is None or left[0] < 0:
@@ -63,19 +65,20 @@ def _walk(edge: tuple[Any, int], weight: float, losses: list[LossRecord], left: 
     edges = node.next_functions
     differentiable = [place for place, (input_node, _) in enumerate(edges) if input_node is not None]
     if name in PLAIN:
-        _walk(edges[0], weight, losses, left)
+        _walk(edges[0], factors, losses, left)
     elif name == SINK and output < len(edges):
-        _walk(edges[output], weight, losses, left)
+        _walk(edges[output], factors, losses, left)
     elif name == "Neg":
-        _walk(edges[0], -weight, losses, left)
+        _walk(edges[0], [*factors, -1.0], losses, left)
     elif name in ("Add", "Sub"):
         signs = 1.0, float(node._saved_alpha) * (1 if name == "Add" else -1)
         for place in differentiable:
-            _walk(edges[place], weight * signs[place], losses, left)
+            _walk(edges[place], [*factors, signs[place]], losses, left)
     elif name in ("Div", "Mul") and (factor := _factor(node, name, differentiable)) is not None:
-        _walk(edges[differentiable[0]], weight * factor, losses, left)
+        _walk(edges[differentiable[0]], [*factors, factor], losses, left)
     else:
-        losses.append(_term(node, name, weight))
+        term = _term(node, name, math.prod(factors))
+        losses.append(replace(term, factors=[factor for factor in factors if factor != 1.0]))
 
 
 def _factor(node: Any, name: str, differentiable: list[int]) -> float | None:
@@ -97,14 +100,29 @@ def _term(node: Any, name: str, weight: float) -> LossRecord:
     if name == "Mean":
         return LossRecord(weight, "mean", _size(node), name)
     if name == "Sum":
-        return LossRecord(weight, "sum", _size(node), name)
+        return LossRecord(weight, "sum", _unmasked(node) or _size(node), name)
     reduction = REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "unknown")
     if reduction == "unknown":
         return UNKNOWN
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
+    scores = getattr(node, "_saved_self", None) if name.startswith("NllLoss") else None
+    classes = int(scores.shape[1]) if isinstance(scores, Tensor) and scores.dim() > 1 else 0
     if isinstance(total, Tensor) and total.numel() == 1 and float(total):
-        return LossRecord(weight, reduction, round(float(total)), name)
-    return LossRecord(weight, reduction, _size(node), name)
+        return LossRecord(weight, reduction, round(float(total)), name, classes=classes)
+    return LossRecord(weight, reduction, _size(node), name, classes=classes)
+
+
+def _unmasked(node: Any) -> int:
+    """Returns how many elements a mask of zeros and ones leaves of what a sum adds up; 0 where there is no mask."""
+    product, _ = node.next_functions[0]
+    if product is None or product.name() != "MulBackward0":
+        return 0
+    masks = [getattr(product, name, None) for name in ("_saved_other", "_saved_self")]
+    # Of a product the factor that needs no gradient is saved for the other one's alone.
+    mask = next((mask for mask in masks if isinstance(mask, Tensor) and not mask.requires_grad), None)
+    if mask is None or mask.numel() != _size(node) or not bool(((mask == 0) | (mask == 1)).all()):
+        return 0
+    return int(mask.sum())
 
 
 def _size(node: Any) -> int:

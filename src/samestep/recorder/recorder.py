@@ -173,10 +173,10 @@ class Recorder:
         )
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
-        self.loaders = Loaders(self.timed, self._randoms.begin_pass)
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
+        self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at)
         self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
     def attach(self) -> None:
@@ -316,11 +316,11 @@ class Recorder:
         self._add_module(module)
         self._untrained.note_updates()
         micro_batch = self.window.current()
-        micro_batch.rows += rows_of(inputs)
+        rows = rows_of(inputs)
+        micro_batch.rows += rows
         micro_batch.forwards += 1
-        number = self.loaders.trained()
-        if number is not None and number not in micro_batch.passes:
-            micro_batch.passes.append(number)
+        numbers = self.loaders.trained(rows)
+        micro_batch.passes += [number for number in numbers if number not in micro_batch.passes]
 
     def _add_module(self, module: nn.Module) -> None:
         if self.engine is None and sharding.is_engine(module):
@@ -350,6 +350,7 @@ class Recorder:
                 self._gathers = False
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
+            micro_batch.value = float(scalar.detach()) if micro_batch.value is None else micro_batch.value
 
     def _end_backward(self) -> None:
         self._backward_depth -= 1

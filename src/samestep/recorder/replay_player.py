@@ -19,6 +19,7 @@ from samestep.recorder.batches import (
     CannotJoin,
     RowOrder,
     is_joined,
+    is_rescaled_by_rank,
     joined,
     lists_of_rows,
     moved_like,
@@ -224,6 +225,8 @@ class ReplayPlayer:
             near, known = NEAR_ROWS[bool(self._recorder.steps)], order_of_rows(rows, [f.rows for f in forwards])
             if known is None and all(inputs is not None for inputs in given):
                 known = order_of_values((args, kwargs), given, near)
+            if known is None and near == NEAR_ROWS[0] and is_rescaled_by_rank((args, kwargs), given):
+                self.stop(message("rows_normalised_by_own_rank"))
             if known is None and (len(rows) != sum(sizes) or not first.computed):
                 self.stop(message("replay_reads_other_rows"))
             order = known or order

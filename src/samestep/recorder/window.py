@@ -67,9 +67,10 @@ class MicroBatch:
     losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     forwards: int = 0
+    value: float | None = None
 
     def record(self) -> MicroBatchRecord:
-        return MicroBatchRecord(self.rows, self.losses, self.passes, self.forwards)
+        return MicroBatchRecord(self.rows, self.losses, self.passes, self.forwards, self.value)
 
 
 @dataclass

@@ -90,13 +90,16 @@ class LossRecord:
     """One term of a loss that was given to backward(). weight: the factor with which it enters.
 
     reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
-    term reduces. kind: the node of the graph that reduces them.
+    term reduces, without those that a mask sets to zero. kind: the node of the graph that reduces them. factors: those
+    of which the weight is the product. classes: among which each target is told apart.
     """
 
     weight: float
     reduction: str
     count: int = 0
     kind: str = ""
+    factors: list[float] = field(default_factory=list)
+    classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,14 @@ class MicroBatchRecord:
     """One micro-batch: the forward passes up to a backward(). rows: digests of the rows that the model received.
 
     losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used. forwards: how
-    many there were.
+    many there were. value: of the loss that was given to backward(), None where that is no scalar.
     """
 
     rows: list[str]
     losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     forwards: int = 0
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,8 @@ class PassRecord:
     loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
     was read, None for a dataset without indices. rest: the indices that this pass would have read after these; None
     where it is not known. digests: of each row read, one of each of its tensors. trained: micro-batches that used it.
-    dataset: a digest of what the dataset holds for its first, middle and last row; '' where that is not known.
+    dataset: a digest of what the dataset holds for its first, middle and last row; '' where that is not known. workers:
+    processes that read for it.
     """
 
     loader: int
@@ -195,6 +200,7 @@ class PassRecord:
     trained: int
     sampler: str = ""
     dataset: str = ""
+    workers: int = 0
 
 
 # What happens beside them

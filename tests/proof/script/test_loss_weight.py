@@ -50,6 +50,38 @@ def test_a_short_last_window_is_named(tmp_path: Path) -> None:
     assert seen.message == message("short_window_divided_by_full_one", micro_batches=2, most=3)
 
 
+@pytest.mark.parametrize(
+    ("terms", "answer"),
+    [
+        ([LossRecord(1.0, "mean", 3), LossRecord(0.3, "mean", 3, factors=[0.3])], "differs"),
+        ([LossRecord(0.5, "mean", 3, factors=[0.5]), LossRecord(0.15, "mean", 3, factors=[0.3, 0.5])], "right"),
+        ([LossRecord(1 / 3, "sum", 3, factors=[1 / 3])], "differs"),  # a mask's sum, divided by what it leaves
+        ([LossRecord(1 / 3, "sum", 3, factors=[2 / 3, 0.5])], "unknown"),  # two values of a row, divided by hand
+        ([LossRecord(1.0, "sum", 3)], "unknown"),
+    ],
+)
+def test_an_accumulation_of_weighted_losses_that_is_not_divided_is_named(
+    terms: list[LossRecord], answer: str, tmp_path: Path
+) -> None:
+    ranks = [with_losses(rank, *terms) for rank in ranks_of(tmp_path, "mean", 2, 0.5)]
+    seen = found(ranks, tmp_path, "loss weight")
+    assert seen.answer == answer
+    assert answer != "differs" or seen.message == message("loss_not_divided_by_accumulation", micro_batches=2)
+
+
+def test_a_small_difference_hides_no_large_one(tmp_path: Path) -> None:
+    """Rank 1 has one target less in step 0; in step 2 the losses are twice what they should be."""
+    ranks = ranks_of(tmp_path)
+    uneven = [with_losses(rank, LossRecord(1.0, "mean", 100 - rank.rank)) for rank in ranks]
+    small = found(uneven, tmp_path, "loss weight")
+    assert small.message == message("mean_of_means_over_ranks", rank=1, ratio=pytest.approx(1.0101, abs=1e-4))
+    doubled = [with_losses(rank, LossRecord(2.0, "mean", 100)) for rank in ranks]
+    both = [replace(rank, steps=[*rank.steps[:2], *twice.steps[2:]]) for rank, twice in zip(uneven, doubled)]
+    seen = found(both, tmp_path, "loss weight")
+    assert seen.message == message("loss_multiplied_by_ranks", ranks=2)
+    assert seen.divergence and seen.divergence.step == 2
+
+
 def micro_batch(weight: float, reduction: str, targets: int, rows: int = 2) -> MicroBatchRecord:
     return MicroBatchRecord([f"row {number}" for number in range(rows)], [LossRecord(weight, reduction, targets)])
 

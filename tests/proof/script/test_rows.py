@@ -10,8 +10,9 @@ import pytest
 
 from proof.script.test_script import ROWS, judged, ranks_of, recorded
 from samestep.message import Message, message
-from samestep.proof.script.rows import rows
+from samestep.proof.script.rows import order, rows
 from samestep.records.script import (
+    MicroBatchRecord,
     PassRecord,
     ScriptRecord,
 )
@@ -33,13 +34,24 @@ def epoch_of(read: int, twice: int | None = None, dropped: int | None = None) ->
         (range(0, 24, 2), range(1, 24, 2), "xx", "right", epoch_of(24)),
         (range(12), range(12, 23), "xx", "right", epoch_of(23, dropped=1)),
         (range(13), range(12, 24), "xx", "right", epoch_of(24, twice=1)),
+        (range(13), range(10, 24), "xx", "differs", message("samplers_do_not_share_one_order")),
         (range(12), range(6, 18), "xx", "differs", message("samplers_do_not_share_one_order")),
         (range(8), range(8, 16), "xx", "differs", message("rows_read_by_no_rank", missing=8, rows=24)),
         (range(24), range(24), "xx", "differs", message("rows_not_shared_out")),
         (range(24), range(24), "xy", "right", message("each_rank_has_its_own_dataset")),
         ([0] * 12, range(12, 24), "xx", "unknown", message("rows_drawn_with_replacement", rows=11)),
     ],
-    ids=["shared", "dropped", "padded", "overlap", "left out", "all", "own datasets", "replacement"],
+    ids=[
+        "shared",
+        "dropped",
+        "padded",
+        "overlap of three",
+        "overlap",
+        "left out",
+        "all",
+        "own datasets",
+        "replacement",
+    ],
 )
 def test_rows_that_are_shared_out(
     first: Sequence[int], second: Sequence[int], digests: str, answer: str, said: Message, tmp_path: Path
@@ -47,6 +59,32 @@ def test_rows_that_are_shared_out(
     ranks = ranks_of(tmp_path)
     finding = rows([with_pass(ranks[0], [*first], digests[0]), with_pass(ranks[1], [*second], digests[1])])
     assert (finding.answer, finding.message) == (answer, said)
+
+
+@pytest.mark.parametrize(("batches", "answer"), [("aabb", "differs"), ("abcd", "right"), ("aabc", "right")])
+def test_workers_that_each_read_every_row_are_named(batches: str, answer: str, tmp_path: Path) -> None:
+    """Of an IterableDataset, whose two workers give a batch in turn."""
+    ranks = []
+    for rank in ranks_of(tmp_path):
+        steps = [
+            replace(step, micro_batches=[MicroBatchRecord([f"{rank.rank} {batch} {row}" for row in range(3)], [], [0])])
+            for step, batch in zip(rank.steps, batches)
+        ]
+        read = PassRecord(0, None, 3, [None] * len(steps), None, [], len(steps), workers=2)
+        ranks.append(replace(rank, steps=steps, passes=[read]))
+    finding = rows(ranks)
+    assert finding.answer == answer
+    assert answer == "right" or finding.message == message("workers_each_read_every_row", workers=2)
+
+
+@pytest.mark.parametrize(("rows_of_pass", "steps"), [(24, 9), (25, 10), (12, 5)])
+def test_the_steps_that_would_see_an_epoch_turn_do(rows_of_pass: int, steps: int, tmp_path: Path) -> None:
+    """Of batches of three rows, of which the last may be smaller."""
+    rank = ranks_of(tmp_path)[0]
+    read = [[3 * step + row for row in range(3)] for step in range(len(rank.steps))]
+    left = [*range(3 * len(rank.steps), rows_of_pass)]
+    seen = replace(rank, passes=[PassRecord(0, rows_of_pass, 3, read, left, [], 4)])
+    assert order([seen]).message.fields["steps"] == steps
 
 
 @pytest.mark.parametrize(("length", "answer"), [(ROWS, "differs"), (2, "differs"), (1, "right")])

@@ -9,7 +9,8 @@ from typing import Any
 
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
-from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
+from samestep.proof.script.beside_steps import collectives, randoms, saves
+from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.patches import patch_of

@@ -1,87 +1,17 @@
-"""What the ranks do beside their steps: evaluation, random numbers, collectives, and files."""
+"""What the ranks do beside their steps: random numbers, collectives, and files. See evaluation.py, too."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.proof.script.rows import WHOLE, indices
-from samestep.records.script import NO_LOADER, EvaluationRecord, Finding, GroupRecord, PassRecord, Question
+from samestep.records.script import Finding, GroupRecord, Question
 
-GATHERS = "gather"  # all_gather, gather, all_gather_into_tensor_coalesced, …
 WORLD = "0"  # torch's name of the default group
 ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # whose inputs have one shape on all ranks
-
-
-# Evaluation
-
-
-def evaluation(ranks: Ranks) -> Finding:
-    """Whether the ranks together evaluate each row once, with the same model: of each evaluation, until one differs."""
-    findings: list[Finding] = []
-    for number in range(max(len(rank.evaluations) for rank in ranks)):
-        records = {
-            rank: record.evaluations[number] for rank, record in enumerate(ranks) if number < len(record.evaluations)
-        }
-        if any(record.number == NO_LOADER for record in records.values()):
-            statistics = _statistics([*records.values()])
-            findings += [statistics] if statistics else []
-            continue
-        passes = [ranks[rank].passes[record.number] for rank, record in records.items()]
-        findings.append(_of_evaluation(passes, [*records.values()], len(ranks)))
-        if findings[-1].answer == "differs":
-            return findings[-1]
-    nothing = Finding("evaluation", "unknown", message("no_evaluation_seen"))
-    return next((finding for finding in findings if finding.answer == "warning"), findings[0] if findings else nothing)
-
-
-def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRecord], world_size: int) -> Finding:
-    """Judges the evaluation of the ranks that take part in it."""
-    question: Question = "evaluation"
-    step = records[0].step
-    if len({record.step for record in records}) > 1 or len({record.length for record in passes}) > 1:
-        return _statistics(records) or Finding(question, "right", message("each_rank_evaluates_its_own_dataset"))
-    lists = [read for record in passes if (read := indices(record)) is not None]
-    length = passes[0].length
-    if length is None or len(lists) < len(passes):
-        return Finding(question, "unknown", message("loader_without_end_or_indices"))
-    ranks_of_row = Counter(index for read in lists for index in {*read})
-    missing, twice = length - len(ranks_of_row), sum(count - 1 for count in ranks_of_row.values())
-    twice += sum(len(read) - len({*read}) for read in lists)
-    evaluated = len(ranks_of_row)
-    if all({*read} == {*ranks_of_row} for read in lists):
-        if missing > (passes[0].batch_size or 1) and passes[0].sampler == WHOLE[0]:
-            cause = message("rows_evaluated_by_no_rank", missing=missing, rows=length)
-            return differs(question, "rows", cause, step=step, expected=length, found=evaluated)
-        said = message("one_rank_evaluates", evaluated=evaluated, rows=length)
-        if len(lists) == world_size > 1:
-            said = message("each_rank_evaluates", evaluated=evaluated, rows=length)
-        return _statistics(records) or Finding(question, "right", said)
-    if twice and not missing and passes[0].sampler in WHOLE and _only_adds(records):
-        cause = message("evaluated_rows_counted_twice", twice=twice, rows=length)
-        return differs(question, "rows", cause, step=step, expected=length, found=length + twice)
-    said = message("ranks_evaluate_together", evaluated=evaluated, rows=length, twice=twice or None)
-    return _statistics(records) or Finding(question, "right", said)
-
-
-def _only_adds(records: Sequence[EvaluationRecord]) -> bool:
-    """Whether what the ranks found is added up, and no results of single rows are gathered."""
-    called = [name for record in records for name in record.collectives]
-    return any("reduce" in name for name in called) and not any(GATHERS in name for name in called)
-
-
-def _statistics(records: Sequence[EvaluationRecord]) -> Finding | None:
-    """Returns a warning where the ranks evaluate with other BatchNorm statistics at the same step."""
-    first = records[0].buffers
-    if len({record.step for record in records}) > 1 or any(record.buffers.keys() != first.keys() for record in records):
-        return None
-    different = [name for name in first if len({record.buffers[name] for record in records}) > 1]
-    if not different:
-        return None
-    return Finding("buffers", "warning", message("statistics_differ_at_the_evaluation", buffer=different[0]))
 
 
 # Random numbers

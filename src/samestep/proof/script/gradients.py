@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.proof.script.loss_weight import loss_weight
+from samestep.proof.script.loss_weight import largest, loss_weight
 from samestep.proof.script.step_gradients import (
     CLOSE,
     Array,
@@ -47,8 +47,6 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             unseen = Finding("loss weight", "unknown", message("optimizer_reduces_gradients_itself"))
             scale = loss_weight(gradients.as_mean(), ranks, step)
             scales.append(scale if scale.answer == "differs" else unseen)
-            if scale.answer == "differs":
-                break
             continue
         if gradients.not_mean and gradients.is_mean_clipped_alike():
             clipped += 1
@@ -67,8 +65,6 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             scales.append(Finding("loss weight", "unknown", message("several_optimizers_may_sum_losses")))
         else:
             scales.append(loss_weight(gradients, ranks, step))
-        if scales[-1].answer == "differs":
-            break
     if not scales:
         return [Finding("gradient", "unknown", message("no_gradient_seen"))]
     said = message("gradients_are_the_mean", distance=worst, steps=len(scales))
@@ -76,7 +72,9 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         said = message("gradients_are_the_mean_clipped_by_own_code", steps=len(scales), clipped=clipped)
     if by_optimizer:
         said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
-    right = Finding("gradient", "right", said)
+    right, wrong = Finding("gradient", "right", said), [scale for scale in scales if scale.answer == "differs"]
+    if wrong:
+        return [right, largest(wrong)]
     return [right, next((scale for scale in reversed(scales) if scale.answer != "right"), scales[-1])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,22 @@ Weights = Sequence[Sequence[LossWeight | None]]  # of each rank, of each of its 
 def loss_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
     """Whether each rank's losses enter the gradient so that their weights add up to one."""
     micro_batches = [rank.steps[step].micro_batches for rank in ranks]
-    if finding := _unequal_targets(micro_batches, step):
-        return finding
+    finding, uneven = _total_weight(gradients, ranks, step), _unequal_targets(micro_batches, step)
+    return largest([finding, uneven]) if uneven else finding
+
+
+def largest(findings: Sequence[Finding]) -> Finding:
+    """Returns the finding whose weight is farthest from the expected one: a small difference hides no large one."""
+    return max(findings, key=_distance)
+
+
+def _distance(finding: Finding) -> float:
+    found = finding.divergence.found if finding.divergence else None
+    return abs(math.log(found)) if isinstance(found, float) and 0 < found < math.inf else float(found is not None)
+
+
+def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
+    micro_batches = [rank.steps[step].micro_batches for rank in ranks]
     scale = ranks[0].steps[step].scale or 1.0
     scaling = Scaling(
         factor=gradients.factor * scale,
@@ -59,12 +74,32 @@ def loss_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
         # Gradients that are no mean are no matter of how the terms of a loss are weighted.
         if not sums and (not composite or not scaling.is_mean):
             cause = scaling.cause(rank_weight)
+        elif scaling.is_mean and _is_undivided(micro_batches, loaders, scale):
+            cause = message("loss_not_divided_by_accumulation", micro_batches=gradients.micro_batches)
+            total = float(gradients.micro_batches)
     if cause:
         what = "total weight of the losses"
         return differs(QUESTION, what, cause, step=step, expected=1.0, found=round(total, 9))
     on_purpose = message("terms_may_be_weighted_on_purpose") if sums or composite else None
     said = message("losses_have_an_unknown_factor", weight=total, on_purpose=on_purpose)
     return Finding(QUESTION, "unknown", said)
+
+
+def _is_undivided(
+    micro_batches: Sequence[Sequence[MicroBatchRecord]], loaders: Sequence[Sequence[int]], scale: float
+) -> bool:
+    """Whether the first term of each micro-batch's loss is a mean of weight one, and nothing divides a term by the
+    number of micro-batches: of losses of several terms, or of sums that are divided by what a mask leaves."""
+    for of_rank, of_loaders in zip(micro_batches, loaders):
+        count = len(of_rank)
+        if count < 2 or several_losses(of_rank, of_loaders):
+            return False
+        for terms in (micro_batch.losses for micro_batch in of_rank):
+            if not terms or abs(max(abs(_as_mean(term)) for term in terms) / scale - 1) > NEAR:
+                return False
+            if any(abs(abs(factor) * count - 1) < NEAR for term in terms for factor in term.factors):
+                return False
+    return True
 
 
 def _unequal_targets(micro_batches: Sequence[Sequence[MicroBatchRecord]], step: int) -> Finding | None:

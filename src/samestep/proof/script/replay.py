@@ -20,6 +20,7 @@ FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
 COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
 NEAR = 1e-3
 ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
+OWN_ROWS = "rows_normalised_by_own_rank"
 GRADIENT: Question = "replayed gradient"
 RATE: Question = "replayed rate"
 WEIGHT: Question = "replayed weights"
@@ -52,6 +53,9 @@ def judge_replay(
         )
         expected, found = recorded * len(ranks), result.micro_batches
         return [differs(MICRO_BATCHES, "micro-batches of a step", cause, step=0, expected=expected, found=found)]
+    if result.why_not and result.why_not.id == OWN_ROWS:
+        wanted, on_ranks = message("rows_of_one_process"), message("rows_normalised_on_each_rank")
+        return [differs(GRADIENT, "rows of the model", result.why_not, step=0, expected=wanted, found=on_ranks)]
     if result.why_not:
         return [not_replayed(result.why_not)]
     if len(one_process.steps) != len(ranks[0].steps):
@@ -109,6 +113,7 @@ def _gradients(
             if not came_apart:
                 pair = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in (recorded, replayed))
                 cause = _cause(ranks, step, *pair, in_turn=result.feed == "in turn")
+                cause = _of_contrast(ranks, one_process, step, cause) or cause
             return differs(
                 GRADIENT,
                 "gradient against one process",
@@ -180,6 +185,38 @@ def _cause(ranks: Ranks, step: int, recorded: Array, replayed: Array, *, in_turn
     if len(set(rows)) > 1:
         return message("mean_of_rank_means_of_unequal_rows", rows=rows)
     return message("mean_of_rank_means_or_a_term")
+
+
+def _of_contrast(ranks: Ranks, one_process: ScriptRecord, step: int, cause: Message) -> Message | None:
+    """Returns why a loss that tells rows of the batch apart has another gradient than in one process; None where it is
+    none of these, or the ranks' gradient is a multiple of one process's for another reason."""
+    if cause.id not in ("loss_depends_on_ranks", "gradient_divided_by_the_ranks", "mean_of_rank_means_or_a_term"):
+        return None
+    calls = [call for rank in ranks for group in rank.groups.values() for call in group.calls]
+    gathers = any("gather" in call for call in calls) and not ranks[0].steps[step].shards
+    batches = [rank.steps[step].micro_batches for rank in (*ranks, one_process)]
+    pairs = [terms for of_ranks in zip(*batches) for terms in zip(*(batch.losses for batch in of_ranks))]
+    size = len(ranks)
+    if any(
+        replayed.classes == size * term.classes > 0
+        or (replayed.kind == term.kind and replayed.count == size**2 * term.count > 0)
+        for *terms, replayed in pairs
+        for term in terms[:1]
+    ):
+        return message("negatives_of_own_rank", ranks=size)
+    return message("gathered_gradient_incomplete") if gathers and _same_loss(ranks, one_process, step) else None
+
+
+def _same_loss(ranks: Ranks, one_process: ScriptRecord, step: int) -> bool:
+    """Whether the mean over ranks of a step's losses is the loss of one process."""
+    steps = [rank.steps[step] for rank in (*ranks, one_process)]
+    values = [[batch.value for batch in of_rank.micro_batches] for of_rank in steps]
+    if any(value is None for of_rank in values for value in of_rank):
+        return False
+    *of_ranks, replayed = [
+        sum(value or 0.0 for value in of_rank) / (record.scale or 1.0) for of_rank, record in zip(values, steps)
+    ]
+    return math.isclose(sum(of_ranks) / len(of_ranks), replayed, rel_tol=NEAR)
 
 
 def _are_even(ranks: Ranks, step: int) -> bool:

@@ -20,6 +20,8 @@ def rows(ranks: Ranks) -> Finding:
         return Finding("rows", "right", message("one_rank"))
     if same := _same_rows(ranks):
         return same
+    if repeated := _repeated_by_workers(ranks):
+        return repeated
     passes = [trained(rank) for rank in ranks]
     if not all(passes) or any(indices(of_rank[0]) is None for of_rank in passes):
         return _by_content(ranks)
@@ -67,6 +69,32 @@ def _same_rows(ranks: Ranks) -> Finding | None:
     return None
 
 
+def _repeated_by_workers(ranks: Ranks) -> Finding | None:
+    """Finds a pass over an IterableDataset whose workers each read the same rows: batches come once of each worker."""
+    for rank, record in enumerate(ranks):
+        for number, read in enumerate(record.passes):
+            if read.workers < 2 or not read.trained or any(batch is not None for batch in read.batches):
+                continue
+            batches = [
+                (step, micro_batch.rows)
+                for step, step_record in enumerate(record.steps)
+                for micro_batch in step_record.micro_batches
+                if micro_batch.passes == [number]
+            ]
+            rounds = [batches[first : first + read.workers] for first in range(0, len(batches), read.workers)]
+            complete = [turn for turn in rounds if len(turn) == read.workers]
+            # A batch of one row that occurs several times says little.
+            if complete and all(len({*rows}) > 1 and rows == turn[0][1] for turn in complete for _, rows in turn):
+                cause = message("workers_each_read_every_row", workers=read.workers)
+                expected, found = (
+                    message("each_row_in_one_worker"),
+                    message("same_rows_in_workers", rows=len(batches[0][1])),
+                )
+                step = batches[0][0]
+                return differs("rows", "rows", cause, step=step, rank=rank, expected=expected, found=found)
+    return None
+
+
 def _read_all(passes: Sequence[Sequence[PassRecord]]) -> bool:
     """Whether each rank's first pass reads its whole dataset."""
     firsts = [of_rank[0] for of_rank in passes]
@@ -99,7 +127,7 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     lists = [read for record in passes if (read := indices(record)) is not None]
     if len(lists) < len(passes):
         return Finding("rows", "unknown", message("loader_without_end_or_indices"))
-    if _own_datasets(passes):
+    if own_datasets(passes):
         return _common_rows(passes, 0) or Finding("rows", "right", message("each_rank_has_its_own_dataset"))
     length, union = passes[0].length or 0, {index for read in lists for index in read}
     twice = sum(map(len, lists)) - len(union)
@@ -112,7 +140,9 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     if all({*read} == union for read in lists) and len(union) > 1:
         cause, share = message("rows_not_shared_out"), message("rows_of_each_rank", rows=length // len(lists))
         return differs("rows", "rows", cause, step=0, expected=share, found=length)
-    if twice > allowed:
+    # A DistributedSampler pads to equal shares; what libraries make of a loader pads to whole batches.
+    padding = len(passes) if passes[0].sampler == WHOLE[0] and length > len(passes) else allowed
+    if twice > padding:
         return differs(
             "rows",
             "rows",
@@ -131,12 +161,18 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     return _common_rows(passes, twice) or Finding("rows", "right", said)
 
 
-def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
-    """Finds rows that several ranks have read, by their content, though not by their indices."""
+def rows_in_common(passes: Sequence[PassRecord], padding: int) -> int:
+    """Returns how many rows several ranks have read, by their content; 0 where that may be chance or padding."""
     read = [[tuple(row) for row in record.digests if row] for record in passes]
     common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
     distinct = all(len({*rows}) == len(rows) for rows in read)  # else a row's content says little
-    if not distinct or common <= padding + max(2, sum(map(len, read)) / 20):
+    return common if distinct and common > padding + max(2, sum(map(len, read)) / 20) else 0
+
+
+def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
+    """Finds rows that several ranks have read, by their content, though not by their indices."""
+    common = rows_in_common(passes, padding)
+    if not common:
         return None
     return differs(
         "rows",
@@ -144,11 +180,11 @@ def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
         message("datasets_of_the_ranks_overlap"),
         step=0,
         expected=message("each_row_on_one_rank"),
-        found=message("rows_on_several_ranks", shared=common, rows=sum(map(len, read))),
+        found=message("rows_on_several_ranks", shared=common, rows=sum(len(record.digests) for record in passes)),
     )
 
 
-def _own_datasets(passes: Sequence[PassRecord]) -> bool:
+def own_datasets(passes: Sequence[PassRecord]) -> bool:
     """Whether the same indices are other rows on each rank: none of their tensors is always that of the other ranks.
 
     A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
@@ -177,8 +213,7 @@ def order(ranks: Ranks) -> Finding:
     if len(lists) < 2:
         steps = no_set_epoch = None
         if passes and lists:
-            rows_read = sum(len(batch) for batch in passes[0].batches if batch)
-            steps = len(lists[0]) // max(1, rows_read // max(1, len(ranks[0].steps))) + 1
+            steps = None if ranks[0].ended == "itself" else _steps_to_next_epoch(ranks[0], passes[0], lists[0])
             if passes[0].sampler == "DistributedSampler" and not ranks[0].epochs_set:
                 no_set_epoch = message("set_epoch_not_called_yet")
         return Finding(question, "unknown", message("no_epoch_turned", steps=steps, set_epoch=no_set_epoch))
@@ -198,6 +233,12 @@ def order(ranks: Ranks) -> Finding:
                 found=before[:6],
             )
     return Finding(question, "right", message("each_epoch_has_its_own_order", epochs=len(lists)))
+
+
+def _steps_to_next_epoch(rank: ScriptRecord, record: PassRecord, rows_of_pass: Sequence[int]) -> int:
+    """Returns how many steps it takes until a batch of the next epoch is read."""
+    rows_read = sum(len(batch) for batch in record.batches if batch)
+    return -(-len(rows_of_pass) * len(rank.steps) // max(1, rows_read)) + 1
 
 
 def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
