@@ -158,7 +158,7 @@ class Recorder:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         self.timed, self.ended = Timed(), False
         self._gathers = False  # whether tensors were gathered since the last backward pass
-        self._evaluated = Counter[int]()  # step -> forwards without gradients before it
+        self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
         self.on_restart: Callable[[], None] = lambda: None
         self._alone = StepsAlone(self._folder, world)
         self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
@@ -233,7 +233,7 @@ class Recorder:
             calls=self._sites.records(self._numbers()),
             untrained=self._untrained.records(),
             alone=self._alone.taken,
-            evaluated=[*self._evaluated.items()],
+            rollouts=[(step, forwards) for step, forwards in self._rollouts.items() if forwards],
             ties=self.parameters.ties,
             still=self.parameters.still(),
         )
@@ -256,7 +256,7 @@ class Recorder:
         step = len(self.steps)
         heartbeat.begin(FORWARD if patches.trains(module) else EVALUATION, step)
         if not patches.trains(module):
-            self._evaluated[step] += 1
+            self._rollouts[step] += patches.is_in_training_mode(module)
             self.timed(self._note_forward)("evaluation", module)
             output = call(*args, **kwargs)
             self.timed(self._evaluations.evaluated)(module, step)
@@ -300,7 +300,7 @@ class Recorder:
         self._untrained.forget()
         self._evaluations.forget()
         self._optimizers.clear()
-        self._evaluated.clear()
+        self._rollouts.clear()
         self._randoms.record = Randoms().record
         self._forget_forwards()
 

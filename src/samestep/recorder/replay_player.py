@@ -96,6 +96,7 @@ class ReplayPlayer:
         """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
         if why := self.why_not():
             self.stop(why)
+        self._recorder.on_restart = self._forget
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)
         patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
@@ -104,6 +105,11 @@ class ReplayPlayer:
             patch_draws(self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
+
+    def _forget(self) -> None:
+        """Begins anew with the forwards, as the recording has."""
+        self._forwards = self._events = self._draws = 0
+        self._loaded.clear()
 
     def stop(self, why: Message, needs_turns: bool = False) -> NoReturn:
         """Ends the replay: it cannot be judged."""

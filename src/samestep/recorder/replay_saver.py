@@ -97,8 +97,7 @@ class ReplaySaver:
     def forget(self) -> None:
         """Forgets what was saved so far, which was no training of all ranks."""
         self.data = ReplayData(lengths=self.data.lengths)
-        self._start, self._drawn, self._unknown = {}, Drawn(), False
-        self._micro_batch = (-1, -1)
+        self._start, self._micro_batch = {}, (-1, -1)
 
     def write(self) -> None:
         """Writes what the replay needs into the folder."""

@@ -277,7 +277,7 @@ class ScriptRecord:
     libraries: those with which the script trains. record_s: seconds that recording took; step_s: the seconds of
     each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
     calls: the lines of the user's code that call torch. alone: steps that the rank has taken before those, while the
-    others took none. evaluated: (step, forwards without gradients of trained models before it). ties:
+    others took none. rollouts: (step, forwards without gradients in training mode before it). ties:
     (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
     of 16-bit weights that no step has moved, of those with a gradient; None where there are none.
     """
@@ -301,7 +301,7 @@ class ScriptRecord:
     calls: list[CallRecord] = field(default_factory=list)
     untrained: Mapping[str, UntrainedRecord] = field(default_factory=dict)
     alone: int = 0
-    evaluated: list[tuple[int, int]] = field(default_factory=list)
+    rollouts: list[tuple[int, int]] = field(default_factory=list)
     ties: list[tuple[str, str]] = field(default_factory=list)
     still: float | None = None
 

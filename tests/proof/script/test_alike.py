@@ -71,14 +71,14 @@ def test_a_rank_that_skips_a_batch_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "step"),
-    [([0, 2], [0, 2], None), ([0, 2], [], None), ([0, 2, 3], [0, 3], None), ([0, 2], [0, 3], 2)],
+    [([0, 2], [0, 2], None), ([0, 2], [], None), ([0, 2, 3], [0, 3], 2), ([0, 2], [0, 3], 2)],
 )
-def test_ranks_that_evaluate_at_different_steps(
+def test_ranks_that_roll_out_at_different_steps(
     first: list[int], second: list[int], step: int | None, tmp_path: Path
 ) -> None:
     ranks = [
-        replace(rank, evaluated=[(step, 8) for step in at]) for rank, at in zip(ranks_of(tmp_path), (first, second))
+        replace(rank, rollouts=[(step, 8) for step in at]) for rank, at in zip(ranks_of(tmp_path), (first, second))
     ]
-    explores = [replace(rank, evaluated=[(step, 1 + step % 2) for step, _ in rank.evaluated]) for rank in ranks]
+    explores = [replace(rank, rollouts=[(step, 1 + step % 2) for step, _ in rank.rollouts]) for rank in ranks]
     assert warned(explores) == []
     assert warned(ranks) == ([message("ranks_part_at_a_step", ranks=[0, 1], step=step)] if step else [])

@@ -13,7 +13,7 @@ RISES = 1.05
 
 def alike(ranks: Ranks) -> list[Finding]:
     """Returns the warnings; none where nothing is seen."""
-    checks = (gathers, ties, rounded_updates, forwards, evaluations)
+    checks = (gathers, ties, rounded_updates, forwards, rollouts)
     return [finding for check in checks if (finding := check(ranks))]
 
 
@@ -61,19 +61,18 @@ def forwards(ranks: Ranks) -> Finding | None:
     return None
 
 
-def evaluations(ranks: Ranks) -> Finding | None:
-    """Finds ranks that evaluate, or roll out, equally often and at different steps: one has left its loop before.
+def rollouts(ranks: Ranks) -> Finding | None:
+    """Finds ranks that compute as many forward passes without gradients, in training mode, before different steps: one
+    has left its loop before.
 
-    A rank may evaluate alone or more often, and what decides for each row or episode makes other numbers of forwards.
+    What is decided for each row or episode makes other numbers of forwards; an evaluation is in evaluation mode.
     """
     steps = common_steps(ranks)
-    evaluated = [{step: forwards for step, forwards in rank.evaluated if step in steps} for rank in ranks]
-    counts = {forwards for of_rank in evaluated for forwards in of_rank.values()}
-    if len(counts) != 1 or counts == {1}:
+    of_ranks = [{step: forwards for step, forwards in rank.rollouts if step in steps} for rank in ranks]
+    counts = {forwards for of_rank in of_ranks for forwards in of_rank.values()}
+    if not all(of_ranks) or len(counts) != 1 or counts == {1}:
         return None
-    first = {*evaluated[0]}
-    for rank, of_rank in enumerate(evaluated):
-        if of_rank.keys() - first and first - of_rank.keys():
-            step = min(of_rank.keys() ^ first)
-            return Finding("steps", "warning", message("ranks_part_at_a_step", ranks=[0, rank], step=step))
+    for rank, of_rank in enumerate(of_ranks):
+        if apart := of_rank.keys() ^ of_ranks[0].keys():
+            return Finding("steps", "warning", message("ranks_part_at_a_step", ranks=[0, rank], step=min(apart)))
     return None

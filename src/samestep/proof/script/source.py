@@ -226,7 +226,7 @@ class Source:
         def changes(node: ast.AST) -> bool:
             if isinstance(node, ast.Assign | ast.AugAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                held = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
+                held = [target.value if _is_part(target) else target for target in targets]  # type: ignore[attr-defined]
                 return any(isinstance(target, ast.Attribute) and target.attr == attribute for target in held)
             in_place = (
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[-1:] == "_"
@@ -333,6 +333,11 @@ def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
         if name and names.fullmatch(name):
             lines.append(getattr(node, "lineno", 0))
     return lines
+
+
+def _is_part(target: ast.expr) -> bool:
+    """Whether a target is a part of a tensor, or its data."""
+    return isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data")
 
 
 def _targets(node: ast.AST) -> set[str]:
