@@ -157,6 +157,8 @@ def test_of_different_collectives_the_rare_one_is_at_fault() -> None:
 
 def test_of_two_different_collectives_the_one_in_the_users_code_is_at_fault() -> None:
     assert explain([rank(0, waits="all_reduce"), rank(1, waits="barrier", frame="my.py")], 2).ranks == (1,)
+    both = [rank(0, waits="barrier", frame="my.py"), rank(1, waits="all_reduce", frame="my.py")]
+    assert explain(both, 2).ranks == (1,)  # where each is, the first rank's counts
 
 
 def test_a_stopped_rank_is_at_fault_though_its_recorder_does_not_answer() -> None:

@@ -62,7 +62,7 @@ def _in_rare_collectives(ranks: Sequence[HungRank], waiting: Waiting) -> list[Hu
     """Returns the ranks that wait in another collective than most, under the same number.
 
     Where as many wait in the one as in the other, those that wait in a line of the user's code: an engine's own
-    collectives are the same on each rank.
+    collectives are the same on each rank. Where all do, those that wait in another than the first rank.
     """
     kinds = Counter(collective.what for collective in waiting.values())
     if len(kinds) < 2:
@@ -71,6 +71,9 @@ def _in_rare_collectives(ranks: Sequence[HungRank], waiting: Waiting) -> list[Hu
     rare = [rank for rank in ranks if rank.rank in waiting and kinds[waiting[rank.rank].what] == fewest]
     if len(set(kinds.values())) == 1:
         rare = [rank for rank in rare if rank.process.frame()] or rare
+        if {waiting[rank.rank].what for rank in rare} == kinds.keys():
+            usual = waiting[min(waiting)].what
+            rare = [rank for rank in rare if waiting[rank.rank].what != usual]
     return rare
 
 
