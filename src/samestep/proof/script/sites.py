@@ -133,7 +133,7 @@ def parameter(context: Context) -> list[CallSite]:
 
 def buffer(context: Context) -> list[CallSite]:
     """Returns the lines that change the buffer of a finding."""
-    name = str(context.finding.message.fields.get("buffer", "")).rpartition(".")[2]
+    name = re.split(r"[.: ]+", str(context.finding.message.fields.get("buffer", "")))[-1]
     return written(lambda source: source.changes_of(name))(context) if name else []
 
 
@@ -247,6 +247,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     ),
     "average_updated_at_each_micro_batch": (UPDATES, OF_WEIGHTS),
     "average_updated_before_step": (UPDATES, OF_WEIGHTS),
+    "steps_come_apart": (*AVERAGES, BACKWARD),
     "queue_not_gathered": (buffer,),
     "buffer_of_own_rows": (buffer, into(buffer)),
     "buffer_begins_apart": (buffer, SEEDS),
