@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from samestep.proof.script.source import Source
+from samestep.world.regular_files import read_regular
 
 MOST_BYTES = 1 << 20  # of a file that is read
 
@@ -17,9 +17,5 @@ def read_sources(files: Iterable[str]) -> dict[str, Source]:
     sources = {}
     for file in files:
         with suppress(OSError):
-            opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-            with open(opened, "rb") as stream:
-                facts = os.fstat(opened)
-                if stat.S_ISREG(facts.st_mode) and facts.st_size <= MOST_BYTES:
-                    sources[file] = Source(stream.read(MOST_BYTES).decode(errors="replace"))
+            sources[file] = Source(read_regular(Path(file), MOST_BYTES).decode(errors="replace"))
     return sources
