@@ -42,8 +42,8 @@ REPLAY_FAULTS = (
         "mean over the rank's own tokens",
         "            dist.all_reduce(tokens)\n            tokens = tokens / dist.get_world_size()\n",
         "",
-        "replayed gradient",
-        "mean_of_rank_means_or_a_term",
+        "loss weight",
+        "mean_of_means_over_ranks",
     ),
     Fault(
         "tokens",

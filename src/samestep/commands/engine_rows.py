@@ -90,18 +90,18 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
             replace(inspected, inspection=inspected.continuing), continuation, row.continued_by_launcher
         )
     if row.verdict is None and (why := why_not_continued_by(row.facts, continuation)):
-        row.verdict = Verdict("refused", reason=as_said(why))
+        row.verdict = Verdict("refused", reason=why)
 
 
-def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> str | None:
+def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> Message | None:
     """Returns why the proof cannot judge a training that two engines take in turn; None where it can."""
     assert first.numerics and continuation.numerics
     if (first.numerics.lossy or continuation.numerics.lossy) and first.name != continuation.name:
         lossy = first if first.numerics.lossy else continuation
-        return f"{lossy.name} is inexact by design: the proof lets such an engine continue its own trainings alone"
+        return message("lossy_engine_continues_alone", engine=lossy.name)
     shapes = [(facts.processes, facts.replicas) for facts in (first, continuation)]
     if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
-        return "one process with several replicas continues its own trainings alone in the proof"
+        return message("replicas_of_one_process_continue_alone")
     return None
 
 

@@ -87,6 +87,22 @@ def test_the_steps_that_would_see_an_epoch_turn_do(rows_of_pass: int, steps: int
     assert order([seen]).message.fields["steps"] == steps
 
 
+@pytest.mark.parametrize(
+    ("sampler", "answer", "said"),
+    [
+        ("DistributedSampler", "differs", "set_epoch_never_called"),
+        ("RandomSampler", "warning", "generator_of_shuffling_is_seeded_anew"),
+    ],
+)
+def test_epochs_of_one_order(sampler: str, answer: str, said: str, tmp_path: Path) -> None:
+    """What one process does, too, is no difference."""
+    rank = ranks_of(tmp_path)[0]
+    read = [[2, 0], [3, 1]]
+    epoch = PassRecord(0, 4, 2, [*read], [], [], 2, sampler)
+    finding = order([replace(rank, passes=[epoch, epoch])])
+    assert (finding.answer, finding.message.id) == (answer, said)
+
+
 @pytest.mark.parametrize(("length", "answer"), [(ROWS, "differs"), (2, "differs"), (1, "right")])
 def test_all_rows_in_one_batch_of_each_rank_are_not_shared_out(length: int, answer: str, tmp_path: Path) -> None:
     """Of one row a sampler gives it to each rank, as padding."""

@@ -221,6 +221,9 @@ def order(ranks: Ranks) -> Finding:
         return Finding(question, "right", message("rows_read_in_order"))
     for number, (before, after) in enumerate(pairwise(lists), 1):
         if before == after and len(before) > 2:
+            # torch's own shuffling has no set_epoch: one process repeats that order, too.
+            if passes[number].sampler == "RandomSampler" and not ranks[0].epochs_set:
+                return Finding(question, "warning", message("generator_of_shuffling_is_seeded_anew"))
             return differs(
                 question,
                 "rows",

@@ -198,6 +198,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
     "set_epoch_never_called": (epochs, called("sampler")),
     "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
+    "generator_of_shuffling_is_seeded_anew": (called("loader"),),
     "ranks_begin_with_different_weights": (
         parameter,
         LOADS,

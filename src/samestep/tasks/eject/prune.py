@@ -33,6 +33,8 @@ COMPARISONS: Mapping[type[ast.cmpop], Any] = {
 FUNCTIONS: Mapping[str, Any] = {"bool": bool, "len": len, "max": max, "min": min}
 SIMPLE = (bool, int, float, str, type(None))
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)  # the statements after which a block goes no further
+BINDS_LOOSELY = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr)
+CONDITION_BEGINS = ("if (", "and (", "or (", "not (", "while (", "return (")
 YIELDS = (ast.Yield, ast.YieldFrom)
 TRANSPARENT = ("nullcontext()", "process_group(world)")  # the start of a script has opened the process group
 
@@ -345,13 +347,24 @@ class _Edits:
             left = [operand for number, operand in enumerate(node.values) if not self._is_idle(node, number)]
             if len(left) < len(node.values):
                 word = " and " if isinstance(node.op, ast.And) else " or "
-                # An operand's place is without its parentheses.
-                return self._text(node, word.join(map(self._operand, left)))
+                edit = self._text(node, word.join(map(self._operand, left)))
+                return (
+                    self._without_parentheses(edit)
+                    if len(left) == 1 and not isinstance(left[0], BINDS_LOOSELY)
+                    else edit
+                )
         return None
 
     def _operand(self, node: ast.expr) -> str:
-        segment = self._segment(node)
-        return f"({segment})" if isinstance(node, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr) else segment
+        # Its place is without its parentheses.
+        return f"({self._segment(node)})" if isinstance(node, BINDS_LOOSELY) else self._segment(node)
+
+    def _without_parentheses(self, edit: Edit) -> Edit:
+        """Returns an edit that takes the parentheses around its place along, where they are of a condition."""
+        before, after = self.data[: edit.begin].decode(), self.data[edit.end :].decode()
+        if not before.endswith(CONDITION_BEGINS) or not after.startswith((")\n", "):", ") ")):
+            return edit
+        return Edit(edit.begin - 1, edit.end + 1, edit.text)
 
     def _is_idle(self, node: ast.BoolOp, number: int) -> bool:
         """Whether an operand changes nothing: one that is true of an `and`, one that is false of an `or`."""
