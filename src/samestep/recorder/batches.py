@@ -91,6 +91,18 @@ class RowOrder:
     sizes: list[int]
     places: list[int]
 
+    @property
+    def keeps_ranks(self) -> bool:
+        """Whether one process has each rank's rows in the rank's own order, between those of the other ranks.
+
+        Otherwise what the script has made of its rows, such as `rows.roll(1, 0)`, stands beside other targets.
+        """
+        ends = [sum(self.sizes[: rank + 1]) for rank in range(len(self.sizes))]
+        of_ranks = [
+            [place for place in self.places if end - size <= place < end] for size, end in zip(self.sizes, ends)
+        ]
+        return all(places == sorted(places) for places in of_ranks)
+
     def rows_of_rank(self, data: Any, rank: int) -> Any:
         """Returns the rows of one rank of a model's inputs, in the order in which the rank had them."""
         if isinstance(data, Tensor):

@@ -233,6 +233,8 @@ class ReplayPlayer:
                 known = order_of_values((args, kwargs), given, near)
             if known is None and near == NEAR_ROWS[0] and is_rescaled_by_rank((args, kwargs), given):
                 self.stop(message("rows_normalised_by_own_rank"))
+            if known is not None and not known.keeps_ranks:
+                self.stop(message("replay_reads_other_rows"))
             if known is None and (len(rows) != sum(sizes) or not first.computed):
                 self.stop(message("replay_reads_other_rows"))
             order = known or order
