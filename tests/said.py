@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from samestep.errors import SamestepError, UserError, message_in
-from samestep.message import Message, _plain
+from samestep.message import Message, plain_field
 
 
 def says(said: Message | None, identity: str, **fields: Any) -> None:
     """Asserts that a message has this id, and these fields among its own."""
     assert said is not None and said.id == identity, said
     given = {name: said.fields.get(name) for name in fields}
-    assert given == {name: _plain(value) for name, value in fields.items()}, said
+    assert given == {name: plain_field(value) for name, value in fields.items()}, said
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class Message:
     english: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", {name: _plain_field(value) for name, value in self.fields.items()})
+        object.__setattr__(self, "fields", {name: plain_field(value) for name, value in self.fields.items()})
 
     def __str__(self) -> str:
         """Returns the sentence: in a process that has report.language, in its language; else as it is written."""
@@ -66,15 +66,15 @@ def as_said(said: str | Message) -> Message:
     return said if isinstance(said, Message) else Message(AS_SAID, {"text": said})
 
 
-def _plain_field(value: Any) -> Any:
+def plain_field(value: Any) -> Any:
     """Returns a field as a value of JSON, or a message; a message that was read from JSON is one again."""
     if isinstance(value, Mapping):
         if {"id", "fields"} <= set(value) <= {"id", "fields", "english"}:
             return Message(str(value["id"]), dict(value["fields"]), str(value.get("english", "")))
-        return {str(name): _plain_field(inner) for name, inner in value.items()}
+        return {str(name): plain_field(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset | range):
         ordered = sorted(value) if isinstance(value, set | frozenset) else value
-        return [_plain_field(inner) for inner in ordered]
+        return [plain_field(inner) for inner in ordered]
     if isinstance(value, PurePath):
         return str(value)
     # A figure of numpy or torch.
