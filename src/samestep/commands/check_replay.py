@@ -31,6 +31,7 @@ from samestep.records.script import (
     ScriptPlan,
     ScriptRecord,
 )
+from samestep.world.regular_files import read_regular
 
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process
 COPIED = 1 << 20  # bytes of a file that is copied; a larger one is linked
@@ -114,7 +115,9 @@ def copy_folder(source: Path, target: Path, since: float, without: Path) -> None
 def copy_beside(plan: ScriptPlan, work: Path) -> None:
     """Copies or links what a script names above the working directory, as '../data', to where the copy has it; of '..'
     itself, and of folders that it puts on the search path, the Python modules."""
-    text = "" if plan.module else Path(plan.script).read_text(errors="replace")
+    text = ""
+    with suppress(OSError):
+        text = "" if plan.module else read_regular(Path(plan.script), COPIED).decode(errors="replace")
     named = {*ABOVE.findall(f"{text} {' '.join(plan.arguments)} ")}
     if "sys.path" in text and ABOVE_FILE.search(text):
         named |= {("..", ""), ("../..", "")}
