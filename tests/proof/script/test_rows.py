@@ -163,3 +163,21 @@ def test_a_rank_has_a_dataset_of_its_own_where_the_same_index_is_another_row(
     ]
     found = rows(ranks)
     assert found.answer == answer, found
+
+
+@pytest.mark.parametrize(("late", "answer"), [(0, "differs"), (1, "differs"), (2, "right")])
+def test_batches_that_rank_0_trains_as_well_are_found_where_rows_come_several_times(
+    tmp_path: Path, late: int, answer: str
+) -> None:
+    judged(tmp_path, "mean", 1)
+    first, second = recorded(tmp_path)[:2]
+    batches = [[f"{number}", f"{number}", f"{number + 1}"] for number in range(12)]
+
+    def with_rows(rank: ScriptRecord, shift: int) -> ScriptRecord:
+        steps = [
+            replace(rank.steps[0], micro_batches=[MicroBatchRecord(batches[number + shift])]) for number in range(4)
+        ]
+        return replace(rank, steps=steps)
+
+    said = rows([with_rows(first, late), with_rows(second, 0)]).message.id
+    assert (said == "ranks_train_the_same_batches") == (answer == "differs")

@@ -11,6 +11,7 @@ from samestep.records.script import Finding, PassRecord, Question, ScriptRecord
 
 # These samplers leave no row out.
 WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")
+FEW_BATCHES = 3  # different ones that several ranks may train by chance
 SKIPS = "SkipBatchSampler"  # of Accelerate: reads the rest of an epoch, after a resume
 
 
@@ -66,7 +67,33 @@ def _same_rows(ranks: Ranks) -> Finding | None:
                 expected=message("other_rows_than_rank_0"),
                 found=message("same_rows_on_ranks", micro_batch=micro_batch, rows=len(first), ranks=len(ranks)),
             )
+    return _same_batches(ranks)
+
+
+def _same_batches(ranks: Ranks) -> Finding | None:
+    """Finds a rank most of whose batches rank 0 trains as well, row for row, in the same step or the one beside it.
+
+    A row may come several times in a batch, as a token's does, or where several modules receive it.
+    """
+    first, *others = [_batches(rank) for rank in ranks]
+    for rank, batches in enumerate(others, 1):
+        near = {(step + late, batch) for step, batch in first for late in (-1, 0, 1)}
+        repeated = [(step, batch) for step, batch in batches if (step, batch) in near]
+        if len({batch for _, batch in repeated}) < FEW_BATCHES or 2 * len(repeated) < len(batches):
+            continue
+        cause = message("ranks_train_the_same_batches", rank=rank)
+        found = message("batches_of_rank_0", batches=len(repeated), of_batches=len(batches))
+        expected = message("other_rows_than_rank_0")
+        return differs("rows", "rows", cause, step=repeated[0][0], rank=rank, expected=expected, found=found)
     return None
+
+
+def _batches(rank: ScriptRecord) -> list[tuple[int, tuple[str, ...]]]:
+    """Returns the steps and rows of the micro-batches of several rows that are not all the same."""
+    rows_of_steps = [
+        (number, tuple(part.rows)) for number, step in enumerate(rank.steps) for part in step.micro_batches
+    ]
+    return [(number, batch) for number, batch in rows_of_steps if len({*batch}) > 1]
 
 
 def _repeated_by_workers(ranks: Ranks) -> Finding | None:

@@ -196,6 +196,7 @@ EVALUATION = (
 )
 LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
+    "ranks_train_the_same_batches": (SEEDS, *SHARING),
     "set_epoch_never_called": (epochs, called("sampler")),
     "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
     "generator_of_shuffling_is_seeded_anew": (called("loader"),),
