@@ -31,6 +31,7 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
+from samestep.recorder.untrained import STATISTICS
 from samestep.records.script import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
 
@@ -256,12 +257,17 @@ class ReplayPlayer:
         inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         lists = lists_of_rows(args, sum(order.sizes))
+        frozen = [*inner.named_buffers(), *((name, p) for name, p in inner.named_parameters() if not p.requires_grad)]
+        states = [(name, state, state._version) for name, state in frozen if name.rpartition(".")[2] not in STATISTICS]
 
         def by_rank(*args: Any, **kwargs: Any) -> Any:
             outputs = []
             for rank, recorded in enumerate(forwards):
                 set_random_states(recorded.random_states)
                 outputs.append(forward(*order.rows_of_rank(args, rank), **order.rows_of_rank(kwargs, rank)))
+                # The next rank would see a queue, an average, … that the ranks before it have changed.
+                if changed := [name for name, state, version in states if state._version != version]:
+                    self.stop(message("forward_changes_state", name=changed[0]))
             return order.joined_outputs(outputs, lists)
 
         inner.__dict__["forward"] = by_rank  # Fabric's wrapper would hand an attribute on

@@ -170,6 +170,13 @@ def patched(identity: str, text: str, **fields: Any) -> str:
             "torch.manual_seed(7 + torch.distributed.get_rank())",
         ),
         (
+            "ranks_draw_the_same_random_numbers",
+            "torch.manual_seed(1)\nmodel = DDP(net)\n",
+            "torch.manual_seed(torch.initial_seed() + torch.distributed.get_rank())",
+        ),
+        # How a batch is shared out is right, whatever else is wrong.
+        ("gradient_multiplied_by_the_ranks", "batch_size = batch_size // dist.get_world_size()\n", ""),
+        (
             "ranks_begin_with_different_weights",
             "model = Net()\noptimizer = SGD(model.parameters())\n",
             "for tensor in model.state_dict().values():\ntorch.distributed.broadcast(tensor, 0)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -31,6 +32,7 @@ from samestep.proof.script.source import RANK, Source
 from samestep.records.call_site import Call, CallSite
 from samestep.records.script import Finding
 
+SHARED_OUT = re.compile(r"batch|workers|accum|shard|chunk|samples|rows", re.IGNORECASE)
 RANK_NOW, RANKS_NOW = "torch.distributed.get_rank()", "torch.distributed.get_world_size()"
 SAMPLER, SUBSET = "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.Subset"
 
@@ -233,7 +235,8 @@ def _is_object(statement: ast.stmt, loss: ast.expr) -> bool:
 def drop_the_ranks(script: Script) -> None:
     """Takes the number of ranks out of a product or a quotient, where it stands in one of the finding's lines."""
     for statement in script.shared():
-        if script.edits.without_ranks(statement):
+        # What a rank reads of the batch, or which loader workers it has, is shared out rightly there.
+        if not SHARED_OUT.search(ast.unparse(statement)) and script.edits.without_ranks(statement):
             return
 
 
@@ -443,12 +446,15 @@ def _update(script: Script) -> ast.stmt | None:
 
 
 def seed_by_rank(script: Script) -> None:
-    """Adds the rank to the last seed before the training."""
-    seeds = [record for record in script.context.calls("seed") if record.sites and record.sites[0].file == script.file]
-    statement = script.source.statement(seeds[-1].sites[0].line) if seeds else None
-    call = call_in(statement, "manual_seed")
-    if call and len(call.args) == 1 and script.context.calls("wrapper"):
+    """Seeds each rank otherwise once the model is made and wrapped: all ranks begin with the same weights."""
+    wrapper, seeds = script.first("wrapper"), script.statements("seed")
+    if wrapper is None or not seeds:
+        return
+    call = call_in(seeds[-1], "manual_seed")
+    if call and len(call.args) == 1 and seeds[-1].lineno > wrapper.lineno:
         script.edits.replace(call.args[0], f"{script.edits.code(call.args[0])} + {RANK_NOW}")
+    else:
+        script.edits.insert_after(wrapper, f"torch.manual_seed(torch.initial_seed() + {RANK_NOW})")
 
 
 def broadcast_weights(script: Script) -> None:
@@ -515,7 +521,6 @@ MENDERS: Mapping[str, Mender] = {
     "clipped_in_parts": clip_all_together,
     "clipping_depends_on_ranks": drop_the_ranks,
     "rate_depends_on_ranks": drop_the_ranks,
-    "weights_end_elsewhere": drop_the_ranks,
     "schedule_advances_once_per_rank": advance_once,
     "schedule_advances_each_micro_batch": advance_after_the_step,
     "rates_differ_between_ranks": on_all_ranks,
