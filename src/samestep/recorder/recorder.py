@@ -469,6 +469,7 @@ class Recorder:
                 updates=updates,
                 early=early,
                 cut_gathers=window.cut_gathers,
+                late_clips=window.late_clips,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
             )
         )

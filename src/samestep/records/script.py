@@ -145,7 +145,8 @@ class StepRecord:
     is not trained, where they have changed since the step before. updates: how often each network that is not trained
     has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
     optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
-    gathered from the ranks has a gradient for this rank's part alone.
+    gathered from the ranks has a gradient for this rank's part alone. late_clips: clippings since the step before whose
+    gradients were removed before any backward pass: of gradients that a step had taken already.
     """
 
     optimizer: int
@@ -170,6 +171,7 @@ class StepRecord:
     early: list[str] = field(default_factory=list)
     foreign: int = 0
     cut_gathers: int = 0
+    late_clips: int = 0
 
 
 @dataclass(frozen=True)

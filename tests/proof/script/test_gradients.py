@@ -104,6 +104,30 @@ def test_gradients_that_are_removed_just_before_the_step_are_named(tmp_path: Pat
     assert gradient(ranks, Record(tmp_path))[0].message == message("gradients_removed_before_the_step")
 
 
+@pytest.mark.parametrize(
+    ("moved", "answer", "said"),
+    [([], "differs", "gradients_removed_before_the_step"), (NAMES, "unknown", "no_gradient_seen")],
+)
+def test_steps_before_the_backward_pass_are_named(moved: list[str], answer: str, said: str, tmp_path: Path) -> None:
+    ranks = [
+        replace(
+            rank, steps=[replace(step, cleared=int(number > 0), moved=moved) for number, step in enumerate(rank.steps)]
+        )
+        for rank in ranks_of(tmp_path)
+    ]
+    for rank in range(SIZE):
+        for step in range(STEPS):
+            write_arrays(tmp_path / f"rank{rank}.step{step}.npz", {})
+    seen = found(ranks, tmp_path, "gradient")
+    assert (seen.answer, seen.message.id) == (answer, said)
+
+
+def test_gradients_that_are_clipped_after_the_step_are_a_warning(tmp_path: Path) -> None:
+    late = [with_steps(rank, late_clips=1) for rank in ranks_of(tmp_path)]
+    seen = found(late, tmp_path, "clipping")
+    assert (seen.answer, seen.message) == ("warning", message("clipped_after_the_step", clips=STEPS))
+
+
 @pytest.mark.parametrize(("kind", "answer"), [("no known mistake", "unknown"), ("never reduced", "differs")])
 def test_gradients_that_a_hook_compresses_are_not_judged(kind: str, answer: str, tmp_path: Path) -> None:
     judged(tmp_path, kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proof.script.test_script import NAMES, SIZE, STEPS, found, judged, ranks_of, recorded, with_losses
+from proof.script.test_script import NAMES, SIZE, STEPS, found, judged, ranks_of, recorded, with_losses, with_steps
 from samestep.message import Message, message
 from samestep.proof.script.gradients import gradient
 from samestep.proof.script.loss_weight import accumulated_targets, several_losses
@@ -33,6 +33,35 @@ def test_losses_that_are_divided_twice_are_named(tmp_path: Path) -> None:
     seen = found(ranks_of(tmp_path, "mean", 3, 1 / 9), tmp_path, "loss weight")
     assert seen.answer == "differs"
     assert seen.message == message("losses_divided_by_accumulation_twice", micro_batches=3)
+
+
+@pytest.mark.parametrize(
+    ("weights", "answer", "said"),
+    [
+        ((1.0, 1.0, 1 / 3), "differs", "some_losses_not_divided_by_accumulation"),
+        ((1.0, 1 / 3, 1 / 2), "unknown", "losses_have_an_unknown_factor"),
+        # Two losses may weigh one and a half on purpose.
+        ((1.0, 1 / 2), "unknown", "losses_have_an_unknown_factor"),
+    ],
+)
+def test_losses_of_which_some_are_not_divided_are_named(
+    weights: tuple[float, ...], answer: str, said: str, tmp_path: Path
+) -> None:
+    ranks = ranks_of(tmp_path, "mean", len(weights), 1.0)
+    ranks = [
+        with_steps(
+            rank,
+            micro_batches=[
+                replace(batch, losses=[LossRecord(weight, "mean", 3)])
+                for batch, weight in zip(rank.steps[0].micro_batches, weights)
+            ],
+        )
+        for rank in ranks
+    ]
+    seen = found(ranks, tmp_path, "loss weight")
+    assert (seen.answer, seen.message.id) == (answer, said)
+    if answer == "differs":
+        assert seen.message.fields == {"undivided": [0, 1], "micro_batches": 3}
 
 
 def test_a_short_last_window_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ no torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
-from samestep.proof.script.replay import drifts, judge_replay
+from samestep.proof.script.replay import drifts, is_stretched, judge_replay
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import ClipRecord, Distance, Finding, ReplayRecord, ScriptRecord, StepRecord
@@ -186,6 +187,18 @@ def test_a_rate_that_depends_on_the_ranks_is_named(
         assert found.message.fields["why"].id == why
     else:
         assert found.message == message("rate_depends_on_ranks", rate=0.1, ranks=2, one_process=0.2)
+
+
+def test_a_schedule_that_is_longer_by_the_ranks_is_told_from_others() -> None:
+    one_process = [[0.1 * (1 + math.cos(math.pi * step / 16))] for step in range(8)]
+    longer = [[0.1 * (1 + math.cos(math.pi * step / 32))] for step in range(8)]
+    assert is_stretched(longer, one_process, size=2)
+    assert not is_stretched(one_process, longer, size=2)  # shorter, as where samples over ranks are counted
+    assert not is_stretched(longer, one_process, size=3)
+    constant = [[0.1]] * 8
+    assert not is_stretched(constant, constant, size=2)
+    # A warm-up may be longer on more ranks on purpose.
+    assert not is_stretched([[step / 32] for step in range(8)], [[step / 16] for step in range(8)], size=2)
 
 
 def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:

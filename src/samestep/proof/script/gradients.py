@@ -17,7 +17,7 @@ from samestep.proof.script.step_gradients import (
     whole_gradients,
 )
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Finding, Question
+from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Finding, Question, ScriptRecord
 
 NOT_CLEARED, UNEXPLAINED = "gradients_never_cleared", "gradient_of_no_known_mistake"
 
@@ -65,6 +65,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             scales.append(Finding("loss weight", "unknown", message("several_optimizers_may_sum_losses")))
         else:
             scales.append(loss_weight(gradients, ranks, step))
+    if not scales and not several and _all_removed(ranks[0]):
+        return [_cleared(ranks)]
     if not scales:
         return [Finding("gradient", "unknown", message("no_gradient_seen"))]
     said = message("gradients_are_the_mean", distance=worst, steps=len(scales))
@@ -107,13 +109,22 @@ def _not_finite_on_some(gradients: StepGradients, ranks: Ranks, step: int) -> Fi
 def _cleared(ranks: Ranks) -> Finding:
     """Returns the finding about gradients of which some are removed before each step."""
     first = ranks[0].steps[0]
-    left, computed = len(first.micro_batches), first.cleared + len(first.micro_batches)
+    # A forward pass whose backward comes after the step has no loss yet.
+    micro_batches = first.micro_batches if first.cleared else []
+    left, computed = len(micro_batches), (first.cleared or 1) + len(micro_batches)
     cause = message("gradients_removed_before_the_step")
     if left:
         cause = message("gradients_removed_between_micro_batches", removed=first.cleared, micro_batches=computed)
     expected = message("gradient_of_micro_batches", micro_batches=computed)
     found = message("gradient_of_micro_batches", micro_batches=left)
     return differs("gradient", "gradient", cause, step=0, rank=0, expected=expected, found=found)
+
+
+def _all_removed(rank: ScriptRecord) -> bool:
+    """Whether each gradient is removed before the step that would take it, and no step moves a weight: of a step before
+    the backward pass, whose gradient zero_grad() removes before the next one."""
+    later = rank.steps[1:]
+    return bool(later) and all(step.cleared for step in later) and not any(step.moved for step in rank.steps)
 
 
 def _reduction(gradients: StepGradients, ranks: Ranks, step: int, before: Mapping[str, Array]) -> Finding | None:
@@ -187,6 +198,9 @@ def clipping(ranks: Ranks, record: Record) -> Finding:
             return differs(question, "clipping", cause, step=step, rank=0, expected=1, found=len(clips))
         if finding := _clipped_norms(step, clips, record, ranks):
             return finding
+    late = sum(step.late_clips for step in ranks[0].steps)
+    if late and not clipped:
+        return Finding(question, "warning", message("clipped_after_the_step", clips=late))
     if not clipped:
         return Finding(question, "right", message("nothing_is_clipped"))
     return Finding(question, "right", message("clipped_once_a_step", steps=clipped))

@@ -74,6 +74,8 @@ def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
         # Gradients that are no mean are no matter of how the terms of a loss are weighted.
         if not sums and (not composite or not scaling.is_mean):
             cause = scaling.cause(rank_weight)
+            if not cause and scaling.is_mean and (undivided := _undivided_of_some(micro_batches, scale)):
+                cause = message("some_losses_not_divided_by_accumulation", undivided=undivided, micro_batches=counts[0])
         elif scaling.is_mean and _is_undivided(micro_batches, loaders, scale):
             cause = message("loss_not_divided_by_accumulation", micro_batches=gradients.micro_batches)
             total = float(gradients.micro_batches)
@@ -100,6 +102,21 @@ def _is_undivided(
             if any(abs(abs(factor) * count - 1) < NEAR for term in terms for factor in term.factors):
                 return False
     return True
+
+
+def _undivided_of_some(micro_batches: Sequence[Sequence[MicroBatchRecord]], scale: float) -> list[int]:
+    """Returns the micro-batches whose loss is a mean of weight one, where the others' is divided by the number of
+    micro-batches, three or more of as many values; [] where they are none of these, or others on another rank."""
+    undivided = list[list[int]]()
+    for of_rank in micro_batches:
+        terms, count = [micro_batch.losses for micro_batch in of_rank], len(of_rank)
+        if count < 3 or any(len(losses) != 1 for losses in terms) or len({losses[0].count for losses in terms}) > 1:
+            return []
+        weights = [abs(losses[0].weight) / scale for losses in terms]
+        if not all(abs(weight - 1) < NEAR or abs(weight * count - 1) < NEAR for weight in weights):
+            return []
+        undivided.append([number for number, weight in enumerate(weights) if abs(weight - 1) < NEAR])
+    return undivided[0] if all(numbers == undivided[0] for numbers in undivided) else []
 
 
 def _unequal_targets(micro_batches: Sequence[Sequence[MicroBatchRecord]], step: int) -> Finding | None:

@@ -254,11 +254,25 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
         cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate)
         rates = replayed[step], recorded[step]
         return differs(RATE, "learning rate", cause, step=step, rank=0, expected=rates[0], found=rates[1])
+    counts = [[len(record.micro_batches) for record in rank.steps] for rank in (ranks[0], one_process)]
+    # An accumulation that is shared out over the ranks shares out the schedule's length, too.
+    is_comparable = counts[0] == counts[1] and len(same_optimizer) == len(steps)
+    if is_comparable and "accelerate" not in ranks[0].libraries and is_stretched(recorded, replayed, size):
+        longer = message("schedule_longer_by_the_ranks", ranks=size, rate=rate, step=step, one_process=one_rate)
+        return Finding(RATE, "warning", longer)
     why = message("schedule_counts_batches_of_a_rank")
     if "accelerate" in ranks[0].libraries:
         why = message("accelerate_advances_for_each_process")
     said = message("schedule_depends_on_ranks", rate=rate, step=step, one_process=one_rate, why=why)
     return Finding(RATE, "unknown", said)
+
+
+def is_stretched(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
+    """Whether the ranks reach the rates of one process only after so many times the steps, in a schedule that moves. A
+    warm-up may be longer on more ranks on purpose."""
+    pairs = list(zip(recorded[::size], replayed))
+    moves = len({tuple(rates) for _, rates in pairs}) > 2
+    return moves and not _warms_up(recorded) and all(same_rates(*pair) for pair in pairs)
 
 
 def _one_factor(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]]) -> bool:

@@ -208,6 +208,7 @@ LINES: Mapping[str, Sequence[Place]] = {
         called("wrapper"),
     ),
     "loss_not_divided_by_accumulation": (BACKWARD, FORWARD),
+    "some_losses_not_divided_by_accumulation": (into(BACKWARD), BACKWARD, FORWARD),
     "gradients_never_cleared": (BACKWARD, called("zero_grad"), STEP),
     "gradients_removed_before_the_step": (STEP, called("zero_grad")),
     "gradients_removed_between_micro_batches": (called("zero_grad"), BACKWARD),
