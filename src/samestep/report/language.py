@@ -130,8 +130,8 @@ class _Formatter(string.Formatter):
             return singular if _count(value) == 1 else plural_form
         if spec.startswith("n "):
             noun = spec[2:]
-            plural = "s" if self.into == "en" and _count(value) != 1 else ""
-            return f"{_count(value):,} {noun}{plural}"
+            plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+            return f"{_count(value):,} {noun}{plural if self.into == 'en' and _count(value) != 1 else ''}"
         if spec == "ranks":
             return self._ranks(value if isinstance(value, list) else [value])
         if spec == "first":
