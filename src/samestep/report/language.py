@@ -130,7 +130,7 @@ class _Formatter(string.Formatter):
             return singular if _count(value) == 1 else plural_form
         if spec.startswith("n "):
             noun = spec[2:]
-            plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+            plural = "es" if noun.endswith(("batch", "branch", "s")) else "s"
             return f"{_count(value):,} {noun}{plural if self.into == 'en' and _count(value) != 1 else ''}"
         if spec == "ranks":
             return self._ranks(value if isinstance(value, list) else [value])
