@@ -15,6 +15,7 @@ from pathlib import Path
 from samestep import launch
 from samestep.commands.check_replay import replay
 from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
+from samestep.commands.failed_check import with_lines
 from samestep.commands.fix import try_patches
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
@@ -167,9 +168,8 @@ def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int
     try:
         return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)
     except TrainingFailed as error:
-        if why := _why_unequal(folder, nproc):
-            raise TrainingFailed(why) from error
-        raise
+        why = _why_unequal(folder, nproc) or error.message
+        raise TrainingFailed(with_lines(why, folder, nproc)) from error
 
 
 def _why_unequal(folder: Path, nproc: int) -> Message | None:

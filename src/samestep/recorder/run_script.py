@@ -8,6 +8,8 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +25,7 @@ from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.replay_saver import ReplaySaver
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
-from samestep.records.script import PLAN, REPLAYED, ReplayRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, ScriptPlan, ScriptRecord
 from samestep.world import World
 from samestep.world.become_worker import SCRIPT
 from samestep.world.processes import end_children
@@ -78,7 +80,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     patch_own_ranks(record.world, played)
     seed_anew()  # a forked rank has the random state of all others
     try:
-        _run(plan)
+        with _recording_a_failure(recorder, folder):
+            _run(plan)
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
@@ -91,6 +94,18 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     if played:
         write(folder / REPLAYED, played.result())
     leave(recorder.record("itself"))
+
+
+@contextmanager
+def _recording_a_failure(recorder: Recorder, folder: Path) -> Iterator[None]:
+    """Writes what has been recorded where the block raises: the lines that called torch tell where the cause is."""
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # the script's own error is what is reported
+            record = recorder.record("itself")
+            write(folder / UNFINISHED.format(record.rank), record)
+        raise
 
 
 def _run(plan: ScriptPlan) -> None:

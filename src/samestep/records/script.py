@@ -21,6 +21,7 @@ STEP = "step{}"  # the name of a step's arrays
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 CLOSURES = "closures-rank{}.json"
+UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has failed
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
