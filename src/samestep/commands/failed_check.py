@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from samestep.commands.user_sources import read_sources
+from samestep.errors import UserError
 from samestep.launch import stacks
 from samestep.message import Message, message
 from samestep.proof.script.failures import lines_of
@@ -15,6 +16,7 @@ from samestep.records.files import read
 from samestep.records.record import RankError
 from samestep.records.script import PLAN, UNFINISHED, ScriptPlan, ScriptRecord
 from samestep.world.imports import is_users_code
+from samestep.world.regular_files import read_regular
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)  # of a traceback
 SECTIONS = re.compile(r"^(?:The above exception was|During handling of the above) .*$", re.MULTILINE)
@@ -27,7 +29,7 @@ def with_lines(why: Message, folder: Path, nproc: int) -> Message:
         site = _site_of(folder, rank)
         places += [site] if site else []
         for name in (UNFINISHED.format(rank), f"rank{rank}.json"):
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, UserError):
                 calls += read(ScriptRecord, folder / name).calls
     if why.id == "rank_received_data_of_another_size":
         # The process that aborts records nothing: its stack alone says which collective it was in.
@@ -45,12 +47,12 @@ def with_lines(why: Message, folder: Path, nproc: int) -> Message:
 
 def _site_of(folder: Path, rank: int) -> CallSite | None:
     """Returns the innermost line of the user's code at which a rank failed; None where that is not known."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, UserError):
         return innermost(read(RankError, folder / f"error-rank{rank}.json").traceback)
     with suppress(OSError):
-        threads = stacks.parse((folder / f"stack-rank{rank}.txt").read_text(errors="replace"))
+        threads = stacks.parse(read_regular(folder / f"stack-rank{rank}.txt").decode(errors="replace"))
         frame = next(filter(None, map(stacks.users_frame, threads)), None)
-        return frame and CallSite(frame.file, frame.line, frame.function)
+        return CallSite(frame.file, frame.line, frame.function) if frame else None
     return None
 
 
