@@ -14,8 +14,8 @@ from pathlib import Path
 from samestep.commands.check_replay import copy_folder
 from samestep.commands.user_sources import read_sources
 from samestep.errors import TrainingFailed, UserError
-from samestep.proof.script.patches import Patch, patch_of
 from samestep.proof.script.sites import files_of
+from samestep.proof.script.suggested_patches import Patch, patch_of
 from samestep.records.files import read
 from samestep.records.script import CheckResults, Finding, FixRecord, ScriptPlan, ScriptRecord
 

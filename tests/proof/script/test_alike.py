@@ -11,7 +11,7 @@ import pytest
 from proof.script.test_script import NAMES, ranks_of, with_steps
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
-from samestep.proof.script.untrained import with_effects
+from samestep.proof.script.frozen_weights import with_effects
 from samestep.records.script import Finding, MicroBatchRecord, ScriptRecord
 
 

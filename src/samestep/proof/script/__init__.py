@@ -12,13 +12,13 @@ from samestep.proof.script.alike import alike
 from samestep.proof.script.beside_steps import collectives, randoms, saves
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.patches import patch_of
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.sites import Sources, located
 from samestep.proof.script.step_gradients import StepGradients
-from samestep.proof.script.untrained import untrained, with_effects
+from samestep.proof.script.suggested_patches import patch_of
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
 from samestep.records.redaction import redacted

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from samestep.message import message
-from samestep.proof.script.patches import MENDERS, Patch, patch_of
 from samestep.proof.script.sites import sites_of
 from samestep.proof.script.source import Source
+from samestep.proof.script.suggested_patches import MENDERS, Patch, patch_of
 from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.records.results import Divergence
 from samestep.records.script import Finding, PassRecord, Question, ScriptRecord

@@ -10,7 +10,7 @@ import pytest
 
 from proof.script.test_script import ranks_of
 from samestep.message import message
-from samestep.proof.script.untrained import buffers, frozen_weights, with_effects
+from samestep.proof.script.frozen_weights import buffers, frozen_weights, with_effects
 from samestep.records.script import Finding, ScriptRecord, UntrainedRecord
 
 NAME = "encoder_k.weight"
