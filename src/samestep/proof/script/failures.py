@@ -52,7 +52,18 @@ def lines_of(why: Message, calls: Sequence[CallRecord], places: Sequence[CallSit
 
     calls: that the ranks had recorded. places: the innermost line of the user's code in each rank that failed.
     """
-    record = ScriptRecord(0, 1, {}, [], [], "itself", [], 0.0, [], calls=[*calls])
+    record = ScriptRecord(
+        rank=0,
+        size=1,
+        start={},
+        steps=[],
+        passes=[],
+        ended="itself",
+        libraries=[],
+        record_s=0.0,
+        step_s=[],
+        calls=[*calls],
+    )
     context = Context(record, Finding("steps", "differs", why), sources)
     pointed = [site for place in _places_for(why) for site in place(context)]
     sites = dict[tuple[str, int], CallSite]()
