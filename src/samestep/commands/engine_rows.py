@@ -22,7 +22,6 @@ from samestep.records.results import ContinuedBy, EngineResult, Verdict
 class Row:
     """One engine under one launcher: a row of the table."""
 
-    engine: str
     launcher: str
     facts: EngineFacts
     verdict: Verdict | None = None  # None: no verdict yet
@@ -31,6 +30,10 @@ class Row:
     numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
+
+    @property
+    def engine(self) -> str:
+        return self.facts.name
 
     @property
     def name(self) -> str:
@@ -56,7 +59,7 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
     if setup.rounds and engine.BASELINE not in chosen:
         chosen = (engine.BASELINE, *chosen)
     rows = [
-        Row(name, launcher, known[name], _verdict_without_launch(inspected, known[name], launcher))
+        Row(launcher, known[name], _verdict_without_launch(inspected, known[name], launcher))
         for name in dict.fromkeys(chosen)
         for launcher in _launchers(inspected, known[name], forks)
     ]
@@ -141,7 +144,7 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
 
 
 def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ()) -> Message | None:
-    """Returns why an engine cannot train an inspected job, or None. others: the engines that can."""
+    """Returns why an engine cannot train an inspected job, or None. alternatives: the engines that can."""
     layout, engine = facts.layout, facts.name
     assert layout is not None
     if layout.every_gradient and job.unused:
@@ -188,10 +191,14 @@ def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None]:
 def result_of(row: Row) -> EngineResult:
     """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
-    replicas = row.facts.replicas or None
-    result = EngineResult(row.verdict.verdict, engine=row.engine, launcher=row.launcher, replicas=replicas)
-    result = result.with_verdict(row.verdict)
-    absent = row.facts.reason is not None and row.facts.reason.id == "package_not_installed"
-    if row.continued_by:
-        result = replace(result, continued_by=ContinuedBy(row.continued_by.name, row.continued_by.replicas))
-    return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)
+    facts, then = row.facts, row.continued_by
+    absent = facts.reason is not None and facts.reason.id == "package_not_installed"
+    return EngineResult(
+        row.verdict.verdict,
+        engine=row.engine,
+        launcher=row.launcher,
+        replicas=facts.replicas or None,
+        settings=facts.chosen,
+        install=facts.install if absent else None,
+        continued_by=ContinuedBy(then.name, then.replicas) if then else None,
+    ).with_verdict(row.verdict)

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class RowOrder:
             return self._joined(parts, lists) if first.dim() else torch.stack(list(parts)).mean()
         return _mapped(first, parts, lambda values: self.joined_outputs(values, lists)) if _is_tree(first) else first
 
-    @property
+    @cached_property
     def _sorted(self) -> Tensor:
         return torch.tensor(self.places).argsort()
 
@@ -152,7 +153,8 @@ def order_of_rows(rows: Sequence[str], ranks: Sequence[Sequence[str]]) -> RowOrd
 def order_of_values(inputs: Any, ranks: Sequence[Any], near: float) -> RowOrder | None:
     """Returns the same by the values of the rows, which may differ by so much of the largest one's size."""
     of_ranks = [row_values(of_rank) for of_rank in ranks]
-    values, recorded = row_values(inputs), torch.cat(of_ranks) if len({of.shape[1] for of in of_ranks}) == 1 else None
+    is_alike = len({part.shape[1] for part in of_ranks}) == 1
+    values, recorded = row_values(inputs), torch.cat(of_ranks) if is_alike else None
     if recorded is None or values.shape != recorded.shape or not len(values):
         return None
     sizes, bound = [len(of_rank) for of_rank in of_ranks], near * float(recorded.norm(dim=1).max())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,12 +24,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from samestep.recorder.parameters import WRAPPERS, plain
 from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.world.imports import INSTALLED, is_users_code
 
 TORCH_AND_THIS = tuple(
     os.path.join(os.path.realpath(Path(file).parent), "") for file in (torch.__file__, Path(__file__).parent)
 )
-PYTHON = tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib"))
-INSTALLED = {"site-packages", "dist-packages"}  # of other environments on the search path
 DEEPEST = 200  # frames that are looked at
 CALLERS = 4  # lines of the user's code that are recorded of one call
 MAKE = "__init__"
@@ -202,10 +200,9 @@ class CallSites:
             path = os.path.realpath(file)
             inside = bool(self._package) and path.startswith(self._package)
             # A virtual environment may lie in the script's folder, and the script in one.
-            installed = INSTALLED & {*Path(path.removeprefix(self._package) if inside else path).parts}
-            library = bool(installed) or path.startswith(TORCH_AND_THIS) or (not inside and path.startswith(PYTHON))
+            users = not INSTALLED.search(os.sep + path.removeprefix(self._package)) if inside else is_users_code(file)
             # '<string>' and '<frozen runpy>' are no files.
-            known = self._is_users[file] = not (library or file.startswith("<"))
+            known = self._is_users[file] = users and not path.startswith(TORCH_AND_THIS) and not file.startswith("<")
         return known
 
 

@@ -37,10 +37,10 @@ OPEN_GROUP = "init_process_group"
 def patch_own_ranks(world: World, player: ReplayPlayer | None) -> None:
     """Makes spawn() and Process.start() run their function here, as this rank. player: whose replay ends where the
     function knows another number of ranks than 1."""
-    own = OwnRanks(world, player)
+    ranks = OwnRanks(world, player)
     for name in ("spawn", "start_processes"):
-        own.patch_spawn(name)
-    own.patch_start()
+        ranks.patch_spawn(name)
+    ranks.patch_start()
 
 
 class OwnRanks:

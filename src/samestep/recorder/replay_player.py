@@ -31,8 +31,7 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
-from samestep.recorder.untrained import STATISTICS
-from samestep.records.script import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
+from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
 
 NEAR_ROWS = 1e-4, 1e-2  # how near rows that are computed of a batch are to the ranks', at the first step and later
@@ -257,8 +256,9 @@ class ReplayPlayer:
         inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         lists = lists_of_rows(args, sum(order.sizes))
-        frozen = [*inner.named_buffers(), *((name, p) for name, p in inner.named_parameters() if not p.requires_grad)]
-        states = [(name, state, state._version) for name, state in frozen if name.rpartition(".")[2] not in STATISTICS]
+        frozen = [(name, parameter) for name, parameter in inner.named_parameters() if not parameter.requires_grad]
+        buffers_and_frozen = [*inner.named_buffers(), *frozen]
+        states = [(n, state, state._version) for n, state in buffers_and_frozen if n.split(".")[-1] not in STATISTICS]
 
         def by_rank(*args: Any, **kwargs: Any) -> Any:
             outputs = []

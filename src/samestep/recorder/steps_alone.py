@@ -41,14 +41,12 @@ class StepsAlone:
         """Whether this rank has met the others since the last step, for the first time since the first step began."""
         if self._world.size == 1:
             return False
-        called_ns = [
-            entry.time_created_ns for entry in flight_recorder.read() if entry.time_created_ns > self._began_ns
-        ]
+        called_ns = self._called_ns()
         return bool(called_ns) and min(called_ns) > self._stepped_ns
 
     def are_no_others(self) -> bool:
         """Whether no other rank takes a step while this one could take as many again, and none ends."""
-        if self._world.size == 1 or any(entry.time_created_ns > self._began_ns for entry in flight_recorder.read()):
+        if self._world.size == 1 or self._called_ns():
             return False
         until = time.monotonic() + max(WAIT_S, (self._stepped_ns - self._began_ns) / 1e9)
         while time.monotonic() < until:
@@ -56,6 +54,10 @@ class StepsAlone:
                 return False
             time.sleep(0.02)
         return True
+
+    def _called_ns(self) -> list[int]:
+        """Returns when collectives were called since the first step began."""
+        return [entry.time_created_ns for entry in flight_recorder.read() if entry.time_created_ns > self._began_ns]
 
     def _has_moved(self, rank: int) -> bool:
         names = (f"rank{rank}.{STEP.format(0)}.npz", f"rank{rank}.json", f"error-rank{rank}.json")

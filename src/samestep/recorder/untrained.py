@@ -19,9 +19,8 @@ from torch.nn.parameter import is_lazy
 
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
-from samestep.records.script import UntrainedKind, UntrainedRecord
+from samestep.records.script import STATISTICS, UntrainedKind, UntrainedRecord
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: each rank's own by design
 SAMPLED = 1024  # elements of a tensor that are looked at to see whether it has changed
 WRAPPED = ("module", "_orig_mod")
 IsTrained = Callable[[Tensor], bool]

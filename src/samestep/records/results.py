@@ -34,6 +34,11 @@ class Divergence:
     found: Any
     cause: Message | None = None
 
+    @property
+    def order(self) -> int:
+        """The step, by which divergences are sorted: what is of no step comes before all."""
+        return -1 if self.step is None else self.step
+
 
 @dataclass(frozen=True)
 class Inexactness:

@@ -26,6 +26,7 @@ COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands o
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
 NO_LOADER = -1  # in place of a pass's number
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # BatchNorm's buffers: each rank's own by design
 
 REPLAYED = "replay.json"
 REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's

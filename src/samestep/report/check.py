@@ -118,12 +118,8 @@ def lines(results: CheckResults) -> list[str]:
 
 def _by_cause(findings: Sequence[Finding], answer: Answer) -> list[Finding]:
     """Returns the findings with an answer: of the earliest step, and there in the order in which a step goes."""
-
-    def step(finding: Finding) -> int:
-        divergence = finding.divergence
-        return -1 if divergence is None or divergence.step is None else divergence.step
-
-    return sorted((finding for finding in findings if finding.answer == answer), key=step)
+    answered = [finding for finding in findings if finding.answer == answer]
+    return sorted(answered, key=lambda finding: finding.divergence.order if finding.divergence else -1)
 
 
 def _places(finding: Finding) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
 
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
@@ -23,7 +22,7 @@ from samestep.proof.script.updates import initial_weights, rates, schedule, step
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
-from samestep.records.script import Answer, CheckResults, Finding, Question, ScriptPlan, ScriptRecord
+from samestep.records.script import STATISTICS, Answer, CheckResults, Finding, Question, ScriptPlan, ScriptRecord
 
 # Without an answer to one of each of these nothing is proven.
 NEEDED: tuple[tuple[Question, ...], ...] = (
@@ -37,7 +36,6 @@ NEEDED: tuple[tuple[Question, ...], ...] = (
 OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
 OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
 NEAR = 1e-3
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -53,22 +51,25 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         findings += _replica_findings(ranks, record) if len(stages) == 1 else _stage_findings(stages, record)
         findings += [collectives(ranks), saves(ranks), *alike(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
-    return CheckResults(
+    results = CheckResults(
         script=plan.script,
         arguments=redacted(plan.arguments),
         ranks=len(ranks),
         steps=steps,
-        **_answers(findings),
+        answer="unknown",
+        findings=[],
+        first_divergence=None,
         record_share=sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0,
         folder=plan.out,
         notes=_notes(ranks),
         command=command,
     )
+    return _with_findings(results, findings)
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
-    return replace(results, **_answers([*with_effects(results.findings, replay_findings), *replay_findings]))
+    return _with_findings(results, [*with_effects(results.findings, replay_findings), *replay_findings])
 
 
 def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: PurePath) -> CheckResults:
@@ -88,22 +89,23 @@ def _with_patch(finding: Finding, ranks: Ranks, sources: Sources, folder: PurePa
 def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
     """Returns the divergence of the earliest step; of several in one step, that of the earliest question."""
     divergences = [finding.divergence for finding in findings if finding.divergence]
-    return min(divergences, key=lambda divergence: -1 if divergence.step is None else divergence.step, default=None)
+    return min(divergences, key=lambda divergence: divergence.order, default=None)
 
 
-def _answers(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Returns the fields of results that the findings decide."""
+def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckResults:
+    """Returns results with these findings, and with what they decide."""
     right = {finding.question for finding in findings if finding.answer == "right"}
     missing = [questions[0] for questions in NEEDED if not right.intersection(questions)]
     answer: Answer = "unknown" if missing else "right"
     if any(finding.answer == "differs" for finding in findings):
         answer = "differs"
-    return {
-        "findings": [with_remedy(finding) for finding in findings],
-        "answer": answer,
-        "missing": missing,
-        "first_divergence": first_divergence(findings),
-    }
+    return replace(
+        results,
+        findings=[with_remedy(finding) for finding in findings],
+        answer=answer,
+        missing=missing,
+        first_divergence=first_divergence(findings),
+    )
 
 
 def _notes(ranks: Ranks) -> list[Message]:
@@ -113,8 +115,8 @@ def _notes(ranks: Ranks) -> list[Message]:
             notes.append(note)
     notes += [message("steps_taken_alone", rank=rank.rank, steps=rank.alone) for rank in ranks if rank.alone]
     statistics = [name for name in ranks[0].buffers if name.rpartition(".")[2] in STATISTICS]
-    own = [name for name in statistics if len({rank.buffers.get(name) for rank in ranks}) > 1]
-    return [*notes, message("statistics_of_each_rank", buffer=own[0])] if own else notes
+    apart = [name for name in statistics if len({rank.buffers.get(name) for rank in ranks}) > 1]
+    return [*notes, message("statistics_of_each_rank", buffer=apart[0])] if apart else notes
 
 
 def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:

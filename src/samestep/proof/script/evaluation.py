@@ -99,8 +99,13 @@ def _read_to_the_end(passes: Sequence[PassRecord]) -> bool:
 
 def _evaluate_the_same_rows(passes: Sequence[PassRecord]) -> bool:
     """Whether all ranks evaluate the same rows, by their content."""
-    contents = [{tuple(row) for row in record.digests if row} for record in passes]
+    contents = _contents(passes)
     return bool(contents[0]) and all(rows == contents[0] for rows in contents)
+
+
+def _contents(passes: Sequence[PassRecord]) -> list[set[tuple[str, ...]]]:
+    """Returns the digests of the rows that each pass has read."""
+    return [{tuple(row) for row in record.digests if row} for record in passes]
 
 
 def _is_never_brought_together(passes: Sequence[PassRecord], records: Sequence[EvaluationRecord], ranks: Ranks) -> bool:
@@ -108,7 +113,7 @@ def _is_never_brought_together(passes: Sequence[PassRecord], records: Sequence[E
     libraries = {name for rank in ranks for name in rank.libraries}
     if len(passes) < len(ranks) or len(ranks) == 1 or OWN_COLLECTIVES & libraries:
         return False
-    contents = [{tuple(row) for row in record.digests if row} for record in passes]
+    contents = _contents(passes)
     other_rows = all(contents) and len(set().union(*contents)) > 1.5 * max(map(len, contents))
     called = [name for record in records for name in record.collectives if "barrier" not in name]
     known = all(rank.groups for rank in ranks) and all(record.collectives for record in records)

@@ -35,7 +35,8 @@ class Source:
             self.tree = ast.Module([], [])
 
     @cached_property
-    def _statements(self) -> list[ast.stmt]:
+    def statements(self) -> list[ast.stmt]:
+        """All statements of the file."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
 
     @cached_property
@@ -48,7 +49,7 @@ class Source:
 
     def statement(self, line: int) -> ast.stmt | None:
         """Returns the innermost statement that a line is in, as that of a call over several lines."""
-        around = [node for node in self._statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
+        around = [node for node in self.statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
         return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
 
     def around(self, line: int) -> Iterator[ast.AST]:
@@ -59,17 +60,12 @@ class Source:
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """Returns the statements beside which a statement stands, itself among them."""
-        parent = self._parents.get(statement, self.tree)
-        blocks = [getattr(parent, name, []) for name in ("body", "orelse", "finalbody")]
+        blocks = [getattr(self.parent(statement), name, []) for name in ("body", "orelse", "finalbody")]
         return next((block for block in blocks if isinstance(block, list) and statement in block), [statement])
 
     def parent(self, statement: ast.stmt) -> ast.AST:
         """Returns what a statement stands in."""
         return self._parents.get(statement, self.tree)
-
-    def statements(self) -> list[ast.stmt]:
-        """Returns all statements."""
-        return self._statements
 
     def imports(self) -> set[str]:
         """Returns the names under which the file has modules."""
@@ -78,7 +74,7 @@ class Source:
 
     def loop_at(self, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
         """Returns the loop that begins on a line."""
-        return next((node for node in self._statements if isinstance(node, LOOPS) and node.lineno == line), None)
+        return next((node for node in self.statements if isinstance(node, LOOPS) and node.lineno == line), None)
 
     def parameter(self, line: int, name: str) -> str:
         """Returns the name of a parameter, of the function that a line is in; '' where it has none of that name."""
@@ -157,7 +153,7 @@ class Source:
     def _assignments(self, names: set[str]) -> list[ast.stmt]:
         return [
             node
-            for node in self._statements
+            for node in self.statements
             if (isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and names & _targets(node))
             or (isinstance(node, ast.Expr) and names & _changed_by_call(node.value))
         ]
@@ -187,7 +183,7 @@ class Source:
         """Returns the lines that set a parameter group's value, as `group["lr"] = …`."""
         return [
             node.lineno
-            for node in self._statements
+            for node in self.statements
             if isinstance(node, ast.Assign | ast.AugAssign)
             for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
             if isinstance(target, ast.Subscript)
@@ -239,7 +235,7 @@ class Source:
         """Returns the lines that set where a rank, or a worker, reads: those that do not ask for its number, though
         others that set the same do; then these."""
         set_by: dict[str, dict[int, bool]] = {}  # name -> line -> whether it asks for the rank, the ranks or the worker
-        for statement in self._statements:
+        for statement in self.statements:
             if isinstance(statement, ast.Assign | ast.AugAssign) and not self._only_asks(statement.lineno, RANKS):
                 asks = any(_lines_with(statement, names) for names in (RANK, RANKS, WORKER))
                 for name in _places(statement):
@@ -268,7 +264,7 @@ class Source:
 
     def ends_of_loops(self) -> list[int]:
         """Returns the lines of `break` in loops, and of what they depend on."""
-        ends = [node.lineno for node in self._statements if isinstance(node, ast.Break)]
+        ends = [node.lineno for node in self.statements if isinstance(node, ast.Break)]
         tests = [node.lineno for line in ends for node in self.around(line) if isinstance(node, ast.If)]
         return [*ends, *dict.fromkeys(tests)]
 

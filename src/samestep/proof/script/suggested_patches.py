@@ -87,9 +87,7 @@ class Script:
 
     def statements(self, place: Call | Place) -> list[ast.stmt]:
         """Returns the statements in this file of a place, or of a kind of call."""
-        lines = (called(place) if isinstance(place, str) else place)(self.context)
-        found = [self.source.statement(site.line) for site in lines if site.file == self.file]
-        return list(dict.fromkeys(statement for statement in found if statement is not None))
+        return self._at((called(place) if isinstance(place, str) else place)(self.context))
 
     def only(self, place: Call | Place) -> ast.stmt | None:
         """Returns the one statement of a place; None where there are several."""
@@ -101,8 +99,11 @@ class Script:
 
     def shared(self) -> list[ast.stmt]:
         """Returns the statements of the finding's lines in this file."""
-        found = [self.source.statement(site.line) for site in self.sites if site.file == self.file]
-        return list(dict.fromkeys(statement for statement in found if statement is not None))
+        return self._at(self.sites)
+
+    def _at(self, sites: Sequence[CallSite]) -> list[ast.stmt]:
+        statements = [self.source.statement(site.line) for site in sites if site.file == self.file]
+        return list(dict.fromkeys(statement for statement in statements if statement is not None))
 
     def name_of(self, statement: ast.stmt | None) -> str:
         """Returns the name to which a statement assigns what it makes; '' where that is none."""
@@ -142,7 +143,7 @@ def share_rows(script: Script) -> None:
 
 def _sampler_of(script: Script, data: str) -> str:
     """Returns the name of a DistributedSampler of a dataset that the script makes already; '' where it has none."""
-    for statement in script.source.statements():
+    for statement in script.source.statements:
         call = call_in(statement, "DistributedSampler") if isinstance(statement, ast.Assign) else None
         if call and call.args and script.edits.code(call.args[0]) == data and not keyword(call, "rank"):
             return script.name_of(statement)
@@ -399,13 +400,18 @@ def advance_after_the_step(script: Script) -> None:
 
 def on_all_ranks(script: Script) -> None:
     """Does on all ranks what stands under a condition on the rank."""
-    for place in ("scheduler step", None):
-        statements = script.statements("scheduler step") if place else script.shared()
-        for statement in statements:
-            condition = statement if isinstance(statement, ast.If) else script.source.parent(statement)
-            if isinstance(condition, ast.If) and not condition.orelse and _is_test_of_rank(condition.test):
-                script.edits.unwrap(condition)
-                return
+    for statement in [*script.statements("scheduler step"), *script.shared()]:
+        condition = statement if isinstance(statement, ast.If) else script.source.parent(statement)
+        if _unwrap_test_of_rank(script, condition):
+            return
+
+
+def _unwrap_test_of_rank(script: Script, condition: ast.AST | None) -> bool:
+    """Puts what stands under a condition on the rank in its place. Returns whether it was one."""
+    if not isinstance(condition, ast.If) or condition.orelse or not _is_test_of_rank(condition.test):
+        return False
+    script.edits.unwrap(condition)
+    return True
 
 
 def _is_test_of_rank(test: ast.expr) -> bool:
@@ -430,10 +436,8 @@ def average_after_the_step(script: Script) -> None:
 
 def average_on_all_ranks(script: Script) -> None:
     """Updates a moving average on all ranks in place of one."""
-    update = _update(script)
-    condition = script.source.parent(update) if update else None
-    if isinstance(condition, ast.If) and not condition.orelse and _is_test_of_rank(condition.test):
-        script.edits.unwrap(condition)
+    if update := _update(script):
+        _unwrap_test_of_rank(script, script.source.parent(update))
 
 
 def _update(script: Script) -> ast.stmt | None:
