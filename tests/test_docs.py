@@ -183,7 +183,7 @@ def test_the_test_of_testing_md_passes(tmp_path: Path) -> None:
 
 @cache
 def _help(command: str) -> str:
-    return samestep(command, "--help").stdout
+    return samestep(command, "--help-all").stdout
 
 
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in _commands(page) if c.startswith("samestep")}))

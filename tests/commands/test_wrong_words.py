@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 
 from samestep.commands import cli, results_folder
 from samestep.commands.exit_codes import with_exit_code
+from samestep.commands.grouped_help import GROUP_OF_FLAG
 from samestep.commands.options import path
 from samestep.errors import UserError
 from samestep.records.runs import ResultsIdentity
@@ -95,6 +96,20 @@ def test_a_line_that_is_wrong_as_a_whole(
 def test_help_is_no_mistake(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["run", "--help"]):
         assert said(words, monkeypatch, capfd) == (0, "")
+
+
+def test_the_help_of_each_command_is_one_screen_and_has_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = sorted({(command, flag.partition("/")[0]) for command, flag, _ in options()})
+    for command in {command for command, _ in flags}:
+        cli.app([command, "--help"], standalone_mode=False)
+        page = capsys.readouterr().out
+        cli.app([command, "--help-all"], standalone_mode=False)
+        complete = capsys.readouterr().out
+        assert page.count("\n") <= 40, command
+        for flag in (flag for name, flag in flags if name == command):
+            assert f"{flag} " in page.replace("\n", " ").replace(",", " "), (command, flag)
+            assert f"  {flag}" in complete or f", {flag}" in complete, (command, flag)
+    assert set(GROUP_OF_FLAG) <= {flag for _, flag in flags}
 
 
 def test_a_home_folder_is_found_where_no_shell_expands_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

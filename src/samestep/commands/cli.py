@@ -27,6 +27,7 @@ from samestep.commands.command_options import (
     texts,
 )
 from samestep.commands.exit_codes import exit_code, exit_code_of_check, survive_lost_output, with_exit_code
+from samestep.commands.grouped_help import GroupedHelp
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 from samestep.records.redaction import typed_command
@@ -47,7 +48,7 @@ Strict = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def compare(options: CompareOptions, json_: Json = False, strict: Strict = False) -> int:
@@ -55,7 +56,7 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
     return _verify_or_compare("compare", options, json_, strict)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
@@ -63,7 +64,7 @@ def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) 
     return _verify_or_compare("verify", options, json_, strict)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def run(
@@ -95,7 +96,7 @@ def run(
     return 130 if results.stopped == "requested" else 0
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
@@ -109,7 +110,7 @@ def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     return 0
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def slurm(
@@ -124,7 +125,7 @@ def slurm(
     return 0
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def collectives(options: CollectivesOptions, json_: Json = False) -> int:
@@ -146,7 +147,7 @@ def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     return int(bool(results.wrong or results.failed or not results.checked))
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 def engines(device: Device = "auto", json_: Json = False) -> int:
     """List the engines: which run on this machine, what is missing, and the command that installs it."""
@@ -167,7 +168,7 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     return 0
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def doctor(
@@ -191,7 +192,7 @@ def doctor(
     return int(report.failed)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 def runs(
     folder: Annotated[
@@ -214,7 +215,7 @@ def runs(
     return 0
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=GroupedHelp, context_settings={"allow_interspersed_args": False})
 @with_exit_code
 @from_command_line
 def check(
@@ -232,7 +233,7 @@ def check(
     return exit_code_of_check(results, allow_unknown=options.allow_unknown)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=GroupedHelp, context_settings={"allow_interspersed_args": False})
 @with_exit_code
 @from_command_line
 def monitor(
@@ -246,7 +247,7 @@ def monitor(
     return monitored(options, words)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 def diff(
     first: Annotated[str, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
@@ -267,7 +268,7 @@ def diff(
     return exit_code_of_check(results)
 
 
-@app.command()
+@app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
 def eject(options: EjectOptions) -> int:

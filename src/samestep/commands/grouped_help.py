@@ -1,0 +1,64 @@
+"""The help of a command on one screen: its common options explained, the others listed by group."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from typer.core import TyperCommand
+
+FLAGS = ["--help", "--help-all"]  # the first explains the common options, the second every one
+GROUPS = {
+    "Training": "--init --evaluate-every --evaluate-steps --best --patience --on-nan --keep",
+    "Machines": "--nnodes --node-rank --master-addr --port --hosts --interface --max-restarts --timeout --threads "
+    "--to --image --claim --gpus-per-node --sbatch",
+    "Results": "--log --export --predictions",
+    "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --resume-changed-data "
+    "--resume-nproc --resume-engine --profile --rounds --warmup-steps --dry-run",
+}
+GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
+
+
+class GroupedHelp(TyperCommand):
+    """A command whose `--help` is one screen: of the options of GROUPS it shows only the flags."""
+
+    def __init__(self, *args: Any, context_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, context_settings={**(context_settings or {}), "help_option_names": FLAGS}, **kwargs)
+        self._explains_every_option = False
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Returns the names of the help, in the order in which it shows them."""
+        return FLAGS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the words of the command line."""
+        self._explains_every_option = FLAGS[1] in args
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the arguments, and the options group by group."""
+        explained: dict[str, list[tuple[str, str]]] = {}
+        listed: dict[str, list[str]] = {}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            group = GROUP_OF_FLAG.get(parameter.opts[0])
+            if row and group and not self._explains_every_option:
+                listed.setdefault(group, []).append(parameter.opts[0])
+            elif row:
+                title = "Arguments" if parameter.param_type_name == "argument" else group or "Options"
+                explained.setdefault(title, []).append(row)
+        for title in ("Arguments", "Options", *GROUPS):
+            if rows := explained.get(title):
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if listed:
+            with formatter.section(f"More options, which {FLAGS[1]} explains"):
+                formatter.write_dl(
+                    [row for group in GROUPS if group in listed for row in _wrapped(group, listed[group])]
+                )
+
+
+def _wrapped(group: str, flags: list[str]) -> list[tuple[str, str]]:
+    """Returns rows of a group's flags; click would break a line inside of a flag."""
+    lines = textwrap.wrap(" ".join(flags), width=64, break_on_hyphens=False, break_long_words=False)
+    return [(group if line == lines[0] else "", line) for line in lines]
