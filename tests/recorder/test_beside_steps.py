@@ -15,6 +15,7 @@ from samestep.proof.script.beside_steps import collectives, randoms, saves
 from samestep.proof.script.evaluation import evaluation
 from samestep.records.script import (
     EvaluationRecord,
+    FetchDraws,
     GroupRecord,
     PassRecord,
     RandomRecord,
@@ -109,6 +110,22 @@ def test_other_statistics_at_the_evaluation_are_a_warning() -> None:
 def test_equal_states_where_numbers_are_drawn_are_a_warning(states: tuple[str, str], answer: str) -> None:
     ranks = [rank(n, randoms=RandomRecord({}, [state], [])) for n, state in enumerate(states)]
     assert randoms(ranks).answer == answer
+    beside = [rank(n, randoms=RandomRecord({}, [], [], [state])) for n, state in enumerate(states)]
+    assert randoms(beside).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (("a", "b", "c", "d"), "model_draws_no_random_numbers"),
+        (("a", "a", "c", "d"), "workers_repeat_noise"),
+        (("a", "b", "c", "a"), "datasets_of_ranks_repeat_noise"),
+    ],
+)
+def test_datasets_that_draw_alike_are_a_warning(states: tuple[str, ...], said: str) -> None:
+    fetched = [[FetchDraws(worker, [states[2 * n + worker]]) for worker in (0, 1)] for n in (0, 1)]
+    ranks = [rank(n, randoms=RandomRecord(fetched=of_rank)) for n, of_rank in enumerate(fetched)]
+    assert randoms(ranks).message.id == said
 
 
 @pytest.mark.parametrize(

@@ -189,12 +189,13 @@ class CallSites:
             if frame is None or len(chain) == CALLERS:
                 break
             code = frame.f_code
-            if self._users(code.co_filename) and not (is_model and _makes_module(frame)):
+            if self.is_users(code.co_filename) and not (is_model and _makes_module(frame)):
                 chain.append((code.co_filename, frame.f_lineno, code.co_name))
             frame = frame.f_back
         return tuple(chain)
 
-    def _users(self, file: str) -> bool:
+    def is_users(self, file: str) -> bool:
+        """Whether a file is the user's own code."""
         known = self._is_users.get(file)
         if known is None:
             path = os.path.realpath(file)

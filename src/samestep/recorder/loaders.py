@@ -83,13 +83,15 @@ def _flat(batches: list[list[int] | None]) -> list[int] | None:
 class Loaders:
     """Records the passes over every DataLoader of this process, from `attach` on.
 
-    begun: called with the iterator of each pass. made_at: returns the user's line that has made a loader."""
+    begun: called with the iterator of each pass. made_at: returns the user's line that has made a loader. after_read:
+    called after each batch."""
 
     def __init__(
         self,
         timed: Callable[[Callable[..., Any]], Callable[..., Any]],
         begun: Callable[[Any], None],
         made_at: Callable[[object], object],
+        after_read: Callable[[], None] = lambda: None,
     ) -> None:
         self.passes: list[Pass] = []
         self.epochs_set = 0
@@ -98,7 +100,7 @@ class Loaders:
         self._numbers: dict[object, int] = {}  # what a loader that is made anew in each epoch has alike -> its number
         self._since: set[int] = set()  # the passes that were read since a forward
         self._datasets: dict[int, tuple[str, object]] = {}
-        self._timed, self._begun, self._made_at = timed, begun, made_at
+        self._timed, self._begun, self._made_at, self._after_read = timed, begun, made_at, after_read
 
     def attach(self) -> None:
         """Patches DataLoader's iterators and DistributedSampler."""
@@ -134,6 +136,7 @@ class Loaders:
                 loaders.passes[number].ended = True
                 raise
             loaders._read(number, data)
+            loaders._timed(loaders._after_read)()
             return data
 
         base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_request, new_read
@@ -160,6 +163,10 @@ class Loaders:
             self.passes[number].trained += 1
         self._since.clear()
         return numbers
+
+    def trained_datasets(self) -> set[int]:
+        """Returns the ids of the datasets that were trained with."""
+        return {id(loader_pass.iterator._dataset) for loader_pass in self.passes if loader_pass.trained}
 
     def evaluated(self) -> None:
         """Notes that what was read is evaluated."""

@@ -192,6 +192,14 @@ def optimizer_of(scheduler: LRScheduler) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+def length_of(scheduler: LRScheduler) -> int | None:
+    """Returns how often a schedule is to be advanced; None where it has no end, or that is not known."""
+    function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
+    named = getattr(function, "keywords", {}).get("num_training_steps")  # as transformers' schedules have it
+    lengths = [getattr(scheduler, name, None) for name in ("T_max", "total_steps")]
+    return next((int(length) for length in (*lengths, named) if isinstance(length, int | float)), None)
+
+
 class Saves:
     """The files that this process writes with torch.save, from `attach` on."""
 

@@ -27,6 +27,8 @@ from samestep.records.script import RandomRecord
 RAND = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"]
 FUNCTIONS = [*RAND, "normal", "bernoulli", "multinomial", "poisson"]
 METHODS = ["normal_", "uniform_", "random_", "bernoulli_", "exponential_", "bernoulli", "multinomial"]
+DRAWS: list[tuple[Any, str]] = [*((torch, name) for name in FUNCTIONS), *((Tensor, name) for name in METHODS)]
+SHARES: list[tuple[Any, str]] = [(torch.distributed, name) for name in ("broadcast", "all_reduce")]
 
 
 def random_states() -> list[Tensor]:
@@ -52,9 +54,9 @@ def seed_anew() -> None:
 
 def state_digests() -> dict[str, str]:
     """Returns the digests of the states of all generators that a script is likely to use."""
-    digests = {"torch": torch_state(), "python": _digest(repr(random.getstate()).encode())}
+    digests = {"torch": torch_state(), "python": digest(repr(random.getstate()).encode())}
     if numpy := sys.modules.get("numpy"):
-        digests["numpy"] = _digest(pickle.dumps(numpy.random.get_state()))
+        digests["numpy"] = digest(pickle.dumps(numpy.random.get_state()))
     return digests
 
 
@@ -65,11 +67,40 @@ def randomness() -> str:
 
 def torch_state() -> str:
     """Returns the digest of the states of torch's generators."""
-    return _digest(b"".join(state.numpy().tobytes() for state in random_states()))
+    return digest(b"".join(state.numpy().tobytes() for state in random_states()))
 
 
-def _digest(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """Returns the digest of a state."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def patch_shares(before: Callable[[Tensor], None]) -> None:
+    """Calls before(tensor) for each tensor that all ranks are given in common."""
+    for owner, name in SHARES:
+        _patch_share(owner, name, before)
+
+
+def _patch_share(owner: Any, name: str, before: Callable[[Tensor], None]) -> None:
+    share = getattr(owner, name)
+
+    @functools.wraps(share)
+    def new_share(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        before(tensor)
+        return share(tensor, *args, **kwargs)
+
+    setattr(owner, name, new_share)
+
+
+@dataclass
+class ModelDraw:
+    """A draw by one of torch's functions in a forward. before, after: digests of torch's state. common: whether it is
+    no noise of the rank's rows: one number, a choice for all of them, or what all ranks are given in common."""
+
+    before: str
+    after: str
+    shape: torch.Size
+    common: bool
 
 
 class Randoms:
@@ -77,6 +108,7 @@ class Randoms:
 
     def __init__(self) -> None:
         self.record = RandomRecord(states={}, draws=[], workers=[])
+        self._in_model: list[ModelDraw] | None = None  # of the forward that goes on
 
     def before(self, step: int) -> str:
         """Is called before each training forward. Returns the digest of torch's state where `step` has none yet."""
@@ -84,13 +116,38 @@ class Randoms:
             return ""
         if not self.record.states:
             self.record = RandomRecord(state_digests(), self.record.draws, self.record.workers)
+        self._in_model = []
         return torch_state()
 
     def after(self, step: int, before: str) -> None:
         """Is called after each training forward, with what before() has returned."""
         if before:
             self.record.draws.extend([""] * (step - len(self.record.draws)))
-            self.record.draws.append(before if torch_state() != before else "")
+            self.record.draws.append(self._state_of_noise(before))
+        self._in_model = None
+
+    def draw(self, call: Callable[[], Tensor]) -> Tensor:
+        """Draws by a function of torch's in a model."""
+        if self._in_model is None:
+            return call()
+        before, numbers = torch_state(), call()
+        self._in_model.append(ModelDraw(before, torch_state(), numbers.shape, common=numbers.numel() == 1))
+        return numbers
+
+    def share(self, tensor: Tensor) -> None:
+        """Notes that all ranks are given a tensor in common: the latest draw of its shape is no noise of the rows."""
+        drawn = [draw for draw in self._in_model or () if draw.shape == tensor.shape and not draw.common]
+        if drawn:
+            drawn[-1].common = True
+
+    def _state_of_noise(self, before: str) -> str:
+        """Returns the state before the first draw that is the rank's own, as of dropout; '' where there is none."""
+        state = before
+        for draw in self._in_model or ():
+            if draw.before != state or not draw.common:
+                return state
+            state = draw.after
+        return state if torch_state() != state else ""
 
     def begin_pass(self, iterator: Any) -> None:
         """Notes the seed of a loader's workers."""
@@ -108,9 +165,8 @@ class Drawn:
 
 def patch_draws(around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
     """Calls around(call) for each of torch's functions that draw random numbers, instead of it."""
-    for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
-        for name in names:
-            _patch_draw(owner, name, around)
+    for owner, name in DRAWS:
+        _patch_draw(owner, name, around)
 
 
 def _patch_draw(owner: Any, name: str, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
@@ -21,15 +22,26 @@ from samestep.recorder import patches, sharding
 from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.random_numbers import Randoms
+from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.steps_alone import StepsAlone
 from samestep.recorder.untrained import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
 from samestep.records.files import write
-from samestep.records.script import CLOSURES, ClipRecord, ClosureRecord, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.script import (
+    CLOSURES,
+    ClipRecord,
+    ClosureRecord,
+    LoopRecord,
+    ScheduleRecord,
+    ScriptPlan,
+    ScriptRecord,
+    StepRecord,
+)
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
@@ -172,11 +184,13 @@ class Recorder:
             begin=self._begin_step, take=self._take, around_call=self._around_closure, end=self._after_step
         )
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
+        self._loops = list[LoopRecord]()  # around the first step
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
+        self._row_draws = RowDraws(self._folder, world.rank, self._randoms)
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
-        self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at)
+        self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at, self._row_draws.begin)
         self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
     def attach(self) -> None:
@@ -190,6 +204,8 @@ class Recorder:
         patches.patch_gathers(self._gather)
         patches.patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach()
+        if not self._plan.replay:  # which draws what the ranks have drawn
+            self._row_draws.attach()
         patches.patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
         self._sites.attach()
@@ -227,7 +243,11 @@ class Recorder:
             epochs_set=self.loaders.epochs_set,
             buffers=self._buffers,
             evaluations=self._evaluations.records(),
-            randoms=self._randoms.record,
+            randoms=replace(
+                self._randoms.record,
+                beside=self._row_draws.beside,
+                fetched=self._row_draws.fetched(self.loaders.trained_datasets()),
+            ),
             groups=process_groups(),
             saves=self._saves.records(),
             calls=self._sites.records(self._numbers()),
@@ -236,6 +256,11 @@ class Recorder:
             rollouts=[(step, forwards) for step, forwards in self._rollouts.items() if forwards],
             ties=self.parameters.ties,
             still=self.parameters.still(),
+            loops=self._loops,
+            schedules=[
+                ScheduleRecord(number, patches.length_of(scheduler))
+                for number, scheduler in enumerate(self._schedulers)
+            ],
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -258,13 +283,13 @@ class Recorder:
         if not patches.trains(module):
             self._rollouts[step] += patches.is_in_training_mode(module)
             self.timed(self._note_forward)("evaluation", module)
-            output = call(*args, **kwargs)
+            output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
             self.timed(self._evaluations.evaluated)(module, step)
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
         before = self.timed(self._randoms.before)(step)
-        output = call(*args, **kwargs)
+        output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
         self.timed(self._randoms.after)(step, before)
         return output
 
@@ -301,7 +326,7 @@ class Recorder:
         self._evaluations.forget()
         self._optimizers.clear()
         self._rollouts.clear()
-        self._randoms.record = Randoms().record
+        self._randoms.record, self._row_draws.beside = Randoms().record, []
         self._forget_forwards()
 
     @property
@@ -319,6 +344,7 @@ class Recorder:
         rows = rows_of(inputs)
         micro_batch.rows += rows
         micro_batch.forwards += 1
+        self._row_draws.train(len(self.steps), len(rows))
         numbers = self.loaders.trained(rows)
         micro_batch.passes += [number for number in numbers if number not in micro_batch.passes]
 
@@ -385,6 +411,8 @@ class Recorder:
     def _begin_step(self) -> None:
         self._taken = {}
         self.timed(self._sites.note)("optimizer step")
+        if not self.steps:
+            self._loops = self.timed(loops_around)(sys._getframe(), self._sites.is_users)
         self.timed(self._untrained.note_updates)(self.window.done > 0)
 
     def _take(self) -> None:

@@ -20,6 +20,7 @@ from samestep.message import message
 from samestep.recorder.call_sites import PLACES
 from samestep.recorder.patches import Patches
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.row_draws import PATCHED
 from samestep.records.files import read, write
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
@@ -37,7 +38,7 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer, loader: Any, plan: ScriptPlan, world: World) -> None:
         self._plan, self._world, self._loader = plan, world, loader
         self._results: CheckResults | None = None
-        self._patches = Patches((owner, name) for owner, name, _ in PLACES)
+        self._patches = Patches([*((owner, name) for owner, name, _ in PLACES), *PATCHED])
         self._recorder = Recorder(plan, world, self._end)
         self._recorder.attach()
         self._patches.installed()

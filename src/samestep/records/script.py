@@ -241,15 +241,28 @@ class UntrainedRecord:
 
 
 @dataclass(frozen=True)
+class FetchDraws:
+    """What a process that reads for a loader draws in its second batch. worker: its number, 0 for the rank's process.
+    states: digests of the generators from which it draws for its rows, before that batch."""
+
+    worker: int
+    states: list[str]
+
+
+@dataclass(frozen=True)
 class RandomRecord:
     """Random generators. states: 'torch', 'numpy' and 'python' -> the digest of the state at the first training
     forward. draws: of each step, the digest of torch's state before its first training forward, '' where that forward
     draws no random number. workers: the seed from which a loader's workers take theirs, of each pass that has workers.
+    beside: of each step, the digest of a generator from which numbers for its rows are drawn between the loader and the
+    model, '' where none are. fetched: what the datasets draw.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
     draws: list[str] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
+    fetched: list[FetchDraws] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -274,6 +287,23 @@ class SaveRecord:
 
 
 @dataclass(frozen=True)
+class LoopRecord:
+    """A loop of the user's around an optimizer's step. rounds: how often it goes round, None if not known."""
+
+    file: str
+    line: int
+    rounds: int | None
+
+
+@dataclass(frozen=True)
+class ScheduleRecord:
+    """A schedule of torch.optim.lr_scheduler. length: how often it is to be advanced; None where it has no end."""
+
+    number: int
+    length: int | None
+
+
+@dataclass(frozen=True)
 class ScriptRecord:
     """What one rank recorded of a script.
 
@@ -283,7 +313,8 @@ class ScriptRecord:
     calls: the lines of the user's code that call torch. alone: steps that the rank has taken before those, while the
     others took none. rollouts: (step, forwards without gradients in training mode before it). ties:
     (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
-    of 16-bit weights that no step has moved, of those with a gradient; None where there are none.
+    of 16-bit weights that no step has moved, of those with a gradient; None where there are none. loops: those around
+    the first step, the innermost first; none where code of a library lies between them.
     """
 
     rank: int
@@ -308,6 +339,8 @@ class ScriptRecord:
     rollouts: list[tuple[int, int]] = field(default_factory=list)
     ties: list[tuple[str, str]] = field(default_factory=list)
     still: float | None = None
+    loops: list[LoopRecord] = field(default_factory=list)
+    schedules: list[ScheduleRecord] = field(default_factory=list)
 
 
 # The replay in one process

@@ -11,6 +11,7 @@ import pytest
 from proof.script.test_script import ROWS, judged, ranks_of, recorded
 from samestep.message import Message, message
 from samestep.proof.script.rows import order, rows
+from samestep.records.call_site import Call, CallRecord
 from samestep.records.script import (
     MicroBatchRecord,
     PassRecord,
@@ -85,6 +86,15 @@ def test_the_steps_that_would_see_an_epoch_turn_do(rows_of_pass: int, steps: int
     left = [*range(3 * len(rank.steps), rows_of_pass)]
     seen = replace(rank, passes=[PassRecord(0, rows_of_pass, 3, read, left, [], 4)])
     assert order([seen]).message.fields["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [("set_epoch", "set_epoch_without_shuffle"), ("sampler", "rows_read_in_order")]
+)
+def test_set_epoch_of_a_sampler_that_does_not_shuffle(call: Call, said: str, tmp_path: Path) -> None:
+    epoch = PassRecord(0, 4, 2, [[0, 2], [4, 6]], [], [], 2, "DistributedSampler")
+    rank = replace(ranks_of(tmp_path)[0], passes=[epoch, epoch], calls=[CallRecord(call, "", [], 0)])
+    assert order([rank]).message.id == said
 
 
 @pytest.mark.parametrize(

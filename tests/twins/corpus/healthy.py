@@ -30,7 +30,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "worker_noise": ("", "--workers 0"),
     "evaluate_files": ("", "--held-out 36"),
     "early_stopping": ("", "--plateau"),
-    "muon_and_adam": ("", "--warmup 5"),
+    "muon_and_adam": ("", "--warmup 5", "--warmup 20"),
     "frozen_backbone": ("", "--eval-mode", "--unfreeze-last"),
     "bf16": ("", "--pure"),
     "scaler_skips": ("", "--init-scale 1024", "--clip 0.5"),

@@ -15,6 +15,7 @@ from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.schedules import with_schedules
 from samestep.proof.script.sites import Sources, located
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.suggested_patches import patch_of
@@ -77,8 +78,11 @@ def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: Pu
 
     sources: the files that they are in. folder: which a patch's name of a file is relative to.
     """
-    findings = located(results.findings, ranks, sources)
-    return replace(results, findings=[_with_patch(finding, ranks, sources, folder) for finding in findings])
+    findings = located(with_schedules(results.findings, ranks, sources), ranks, sources)
+    return replace(
+        _with_findings(results, findings),
+        findings=[_with_patch(finding, ranks, sources, folder) for finding in findings],
+    )
 
 
 def _with_patch(finding: Finding, ranks: Ranks, sources: Sources, folder: PurePath) -> Finding:

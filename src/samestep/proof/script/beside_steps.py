@@ -18,6 +18,32 @@ ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # whose inputs have 
 
 
 def randoms(ranks: Ranks) -> Finding:
+    """Whether what is drawn at random differs over ranks: in the model, for its rows, and in the datasets."""
+    found = _in_model(ranks)
+    return found if found.answer == "warning" else _repeated_noise(ranks) or found
+
+
+def _repeated_noise(ranks: Ranks) -> Finding | None:
+    """Finds generators from which several ranks, or several workers of a loader, draw for their rows alike."""
+    for step in common_steps(ranks):
+        states = [rank.randoms.beside[step] if len(rank.randoms.beside) > step else "" for rank in ranks]
+        if same := [rank for rank, state in enumerate(states) if state and states.count(state) > 1]:
+            return Finding("random numbers", "warning", message("ranks_repeat_noise", ranks=same, step=step))
+    readers: dict[str, set[tuple[int, int]]] = defaultdict(set)  # state -> (rank, worker)
+    for rank, record in enumerate(ranks):
+        for fetched in record.randoms.fetched:
+            for state in fetched.states:
+                readers[state].add((rank, fetched.worker))
+    for known in readers.values():
+        rank = min(known)[0]
+        if len(workers := sorted(worker for number, worker in known if number == rank)) > 1:
+            return Finding("random numbers", "warning", message("workers_repeat_noise", rank=rank, workers=workers))
+        if len(same := sorted({number for number, _ in known})) > 1:
+            return Finding("random numbers", "warning", message("datasets_of_ranks_repeat_noise", ranks=same))
+    return None
+
+
+def _in_model(ranks: Ranks) -> Finding:
     """Whether dropout's masks differ over ranks, by the state of torch's generators where they are drawn."""
     question: Question = "random numbers"
     if len(ranks) == 1:

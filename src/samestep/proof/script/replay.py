@@ -247,7 +247,10 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
         is_base = not same_rates(base_rates[0][number], base_rates[1][number])
     else:
         # A schedule by hand may be counted in a rank's batches; one factor at each step is the rate itself.
-        by_hand = not same_optimizer[0].schedules and _one_factor(recorded, replayed) and not _warms_up(recorded)
+        by_hand = not same_optimizer[0].schedules and (
+            (_one_factor(recorded, replayed) and not _warms_up(recorded))
+            or _falls_from_a_multiple(recorded, replayed, size)
+        )
         is_base = by_hand or all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
     if is_base:
@@ -263,7 +266,8 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
     why = message("schedule_counts_batches_of_a_rank")
     if "accelerate" in ranks[0].libraries:
         why = message("accelerate_advances_for_each_process")
-    said = message("schedule_depends_on_ranks", rate=rate, step=step, one_process=one_rate, why=why)
+    ahead = (is_comparable and is_ahead(recorded, replayed, size)) or None
+    said = message("schedule_depends_on_ranks", rate=rate, step=step, one_process=one_rate, why=why, ahead=ahead)
     return Finding(RATE, "unknown", said)
 
 
@@ -273,6 +277,22 @@ def is_stretched(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequenc
     pairs = list(zip(recorded[::size], replayed))
     moves = len({tuple(rates) for _, rates in pairs}) > 2
     return moves and not _warms_up(recorded) and all(same_rates(*pair) for pair in pairs)
+
+
+def is_ahead(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
+    """Whether the ranks reach the rates of one process so many times as early, in a schedule that has turned."""
+    pairs = list(zip(recorded, replayed[::size]))
+    return len(pairs) > 2 and not _warms_up(recorded[: len(pairs)]) and all(same_rates(*pair) for pair in pairs)
+
+
+def _falls_from_a_multiple(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
+    """Whether rates that only fall begin at so many times those of one process: a schedule's length is no part of its
+    first rate."""
+    factors = [rate / one_rate for rate, one_rate in zip(recorded[0], replayed[0]) if one_rate]
+    falls = all(
+        after <= before for rates in (recorded, replayed) for pair in pairwise(rates) for before, after in zip(*pair)
+    )
+    return bool(factors) and falls and all(math.isclose(factor, size, rel_tol=1e-6) for factor in factors)
 
 
 def _one_factor(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]]) -> bool:

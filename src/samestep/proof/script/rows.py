@@ -245,6 +245,9 @@ def order(ranks: Ranks) -> Finding:
                 no_set_epoch = message("set_epoch_not_called_yet")
         return Finding(question, "unknown", message("no_epoch_turned", steps=steps, set_epoch=no_set_epoch))
     if lists[0] == sorted(lists[0]):
+        numbers = {call.number for call in ranks[0].calls if call.call == "set_epoch"}
+        if passes[0].sampler == "DistributedSampler" and passes[0].loader in numbers:
+            return Finding(question, "warning", message("set_epoch_without_shuffle"))
         return Finding(question, "right", message("rows_read_in_order"))
     for number, (before, after) in enumerate(pairwise(lists), 1):
         if before == after and len(before) > 2:

@@ -198,6 +198,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
     "ranks_train_the_same_batches": (SEEDS, *SHARING),
     "set_epoch_never_called": (epochs, called("sampler")),
+    "set_epoch_without_shuffle": (called("sampler"), called("set_epoch")),
     "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
     "generator_of_shuffling_is_seeded_anew": (called("loader"),),
     "ranks_begin_with_different_weights": (
@@ -227,6 +228,8 @@ LINES: Mapping[str, Sequence[Place]] = {
     "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
     "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), called("collective", "reduce"), BACKWARD),
     "ranks_draw_the_same_random_numbers": (SEEDS,),
+    "workers_repeat_noise": (called("loader"), SEEDS),
+    "datasets_of_ranks_repeat_noise": (SEEDS, called("loader")),
     "loader_workers_share_a_seed": (called("loader"), SEEDS),
     "evaluated_rows_counted_twice": (evaluated("loader"), evaluated("collective")),
     "rows_evaluated_by_no_rank": (evaluated("loader"), evaluated("sampler")),

@@ -1,0 +1,161 @@
+"""Rates and schedules for which the source is needed: what is a multiple of the ranks, and what outlasts a training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from samestep.message import Message, message
+from samestep.proof.script.rate_factors import RateFactors
+from samestep.proof.script.schedules import with_schedules
+from samestep.proof.script.source import Source
+from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.records.script import Finding, LoopRecord, MicroBatchRecord, ScheduleRecord, ScriptRecord, StepRecord
+
+SETS = "for group in optimizer.param_groups:\n    group['lr'] = {}\n"
+WARM_UP = "def get_lr(it, top=0.1):\n    if it < 10:\n        return top * (it + 1) / 10\n    return top\n"
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        "0.01 * world * min(1, it / 10)",
+        "get_lr(it) * dist.get_world_size()",
+        "get_lr(it, 0.1 * world)",
+        "base",
+        "args.lr",
+        "group['initial_lr'] * min(1, it / 10)",
+    ],
+)
+def test_a_rate_times_the_ranks_is_read_in_its_factors(rate: str) -> None:
+    text = "base = 0.1 * world_size\nargs.lr *= world_size\noptimizer = SGD(parameters, lr=0.1 * world)\n"
+    factors = RateFactors({"train.py": Source(WARM_UP + text + SETS.format(rate))})
+    assert factors.times_ranks()
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        "get_lr(it)",
+        "get_lr(it * world)",
+        "args.blr * args.batch_size * world / 256",
+        "args.blr * eff_batch_size / 256",
+        "0.1 * it * world / 1000",
+        "0.1 * min(1, it / (10 / world))",
+        "0.1 * it / warmup",
+        "0.1 * world / world_size",
+        "cosine(0.1, total)[it]",
+    ],
+)
+def test_ranks_in_a_count_of_steps_or_rows_are_no_factor_of_the_rate(rate: str) -> None:
+    text = "warmup = 10 / world\ntotal = 100 * world\neff_batch_size = args.batch_size * world\n"
+    assert not RateFactors({"train.py": Source(WARM_UP + text + SETS.format(rate))}).times_ranks()
+
+
+def test_a_share_of_a_ranks_own_loader_is_no_count_of_all_ranks() -> None:
+    text = "def adjust(epoch):\n    group['lr'] = 0.1 * epoch\nadjust({})\n"
+    for time, count in (
+        ("(step / len(loader) + epoch) * world", 1),
+        ("step / len(loader) + epoch", 0),
+        ("step * world / (len(data) // batch_size)", 0),
+        ("step * batch_size * world / len(data)", 0),
+    ):
+        assert len(RateFactors({"train.py": Source(text.format(time))}).time_of_ranks()) == count
+
+
+TEXT = """schedule = CosineAnnealingLR(optimizer, T_max=32)
+for epoch in range(4):
+    for x, y in loader:
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+"""
+LINES: dict[Call, int] = {"scheduler": 1, "backward": 4, "optimizer step": 5, "scheduler step": 6}
+
+
+def told(
+    text: str, length: int = 32, begin: int = 0, early: bool = False, micro_batches: int = 1, epochs: int | None = 4
+) -> list[str]:
+    """Returns the ids that are said of a schedule of a length, and loops of 4 and 8 rounds."""
+    lines = {
+        call: number
+        for number, line in enumerate(text.splitlines(), 1)
+        for call, old in LINES.items()
+        if line.strip() == TEXT.splitlines()[old - 1].strip()
+    }
+    first = 0 if early else 1
+    calls = [
+        CallRecord(call, "", [CallSite("train.py", line, "<module>")], 0, first, first + 7, 8)
+        for call, line in lines.items()
+    ]
+    batches = [MicroBatchRecord([])] * micro_batches
+    stepped = "scheduler step" in lines
+    steps = [
+        StepRecord(0, batches, [0.1], [begin + (step + early) * stepped], [], 0, None, {}, []) for step in range(8)
+    ]
+    around = [LoopRecord("train.py", 3, 8), LoopRecord("train.py", 2, epochs)]
+    rank = ScriptRecord(0, 2, {}, steps, [], "steps", [], 0.0, [], calls=calls, loops=around)
+    rank = replace(rank, schedules=[ScheduleRecord(0, length)])
+    sources = {"train.py": Source(text)}
+    said = message("no_schedule")
+    return [
+        finding.message.id for finding in with_schedules([Finding("schedule", "right", said)], [rank] * 2, sources)
+    ][1:]
+
+
+def test_a_schedule_as_long_as_its_training_is_right() -> None:
+    assert told(TEXT) == [] and told(TEXT, 40) == [] and told(TEXT, 16) == []
+    assert told(TEXT, 64, begin=33) == []  # which was begun before
+
+
+def test_a_schedule_that_outlasts_its_training_is_named() -> None:
+    longer = ["schedule_longer_than_training"]
+    assert told(TEXT, 64) == longer
+    assert told(TEXT, 32, micro_batches=4) == longer
+    assert told(TEXT.replace("        schedule.step()", "    schedule.step()"), 32) == longer
+    assert told(TEXT + "for x, y in loader:\n    schedule.step()\n", 64) == []  # and goes on elsewhere
+    assert told(TEXT, 64, epochs=None) == []
+
+
+def test_a_schedule_that_is_not_stepped_or_too_early_is_named() -> None:
+    never = TEXT.replace("        schedule.step()\n", "")
+    assert told(never) == ["schedule_never_stepped"]
+    assert told(never + "save(schedule.state_dict())\n") == ["schedule_never_stepped"]
+    assert told(never + "train(schedule)\n") == [] and told(never + "schedule.step()\n") == []
+    assert told(TEXT, early=True) == ["schedule_stepped_before_optimizer"]
+
+
+def unknown(rate: float, ahead: bool | None = None) -> Finding:
+    said: Message = message("schedule_depends_on_ranks", rate=rate, step=1, one_process=0.1, why="", ahead=ahead)
+    return Finding("replayed rate", "unknown", said)
+
+
+@pytest.mark.parametrize(
+    ("rate", "found", "said"),
+    [
+        ("0.1 * world * min(1, it / 10)", unknown(0.2), "rate_depends_on_ranks"),
+        ("0.1 * world * min(1, it / 10)", unknown(0.3), "schedule_depends_on_ranks"),
+        ("0.1 * min(1, it / 10)", unknown(0.2), "schedule_depends_on_ranks"),
+        ("get_lr((epoch + it / len(loader)) * world)", unknown(0.2, ahead=True), "schedule_shorter_by_the_ranks"),
+        ("get_lr((epoch + it / len(loader)) * world)", unknown(0.2), "schedule_depends_on_ranks"),
+        ("0.1 * world", Finding("rate", "right", message("rates_are_the_same")), "rate_written_times_ranks"),
+        ("0.1", Finding("rate", "right", message("rates_are_the_same")), "rates_are_the_same"),
+    ],
+)
+def test_the_source_tells_a_rate_from_a_schedule(rate: str, found: Finding, said: str) -> None:
+    step = StepRecord(0, [], [0.2], [], [], 0, None, {}, [])
+    rank = ScriptRecord(0, 2, {}, [step], [], "steps", [], 0.0, [])
+    findings = with_schedules([found], [rank] * 2, {"train.py": Source(SETS.format(rate))})
+    assert findings[-1].message.id == said
+    assert said.startswith("schedule_depends") or not findings[-1].sites or findings[-1].sites[0].line == 2
+
+
+def test_a_rate_that_a_setting_scales_is_left_alone() -> None:
+    step = StepRecord(0, [], [0.2], [], [], 0, None, {}, [])
+    rank = ScriptRecord(0, 2, {}, [step], [], "steps", [], 0.0, [])
+    text = "lr = 0.1\nif args.scale_lr:\n    lr *= world\n" + SETS.format("lr")
+    found = with_schedules(
+        [Finding("rate", "right", message("rates_are_the_same"))], [rank] * 2, {"a.py": Source(text)}
+    )
+    assert len(found) == 1
