@@ -11,7 +11,7 @@ import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
-from samestep.proof.script.replay import drifts, is_stretched, judge_replay
+from samestep.proof.script.replay import drifts, falls_from_a_multiple, is_ahead, is_stretched, judge_replay
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import ClipRecord, Distance, Finding, ReplayRecord, ScriptRecord, StepRecord
@@ -199,6 +199,28 @@ def test_a_schedule_that_is_longer_by_the_ranks_is_told_from_others() -> None:
     assert not is_stretched(constant, constant, size=2)
     # A warm-up may be longer on more ranks on purpose.
     assert not is_stretched([[step / 32] for step in range(8)], [[step / 16] for step in range(8)], size=2)
+
+
+def cosine(base: float, total: float, low: float = 0.0) -> list[list[float]]:
+    return [[low + 0.5 * (base - low) * (1 + math.cos(math.pi * step / total))] for step in range(8)]
+
+
+def test_a_rate_that_only_falls_begins_at_what_it_is_made_of() -> None:
+    assert falls_from_a_multiple(cosine(0.2, 16, low=0.001), cosine(0.1, 16, low=0.001), size=2)
+    assert falls_from_a_multiple([[0.2]] * 8, [[0.1]] * 8, size=2)
+    assert not falls_from_a_multiple(cosine(0.1, 16), cosine(0.1, 32), size=2)
+    assert not falls_from_a_multiple(cosine(0.14, 16), cosine(0.1, 16), size=2)
+    warm_up = [[step / 16] for step in range(1, 9)]
+    assert not falls_from_a_multiple(warm_up, [[rate / 2 for rate in rates] for rates in warm_up], size=2)
+
+
+def test_a_schedule_that_runs_ahead_has_turned() -> None:
+    def rates(speed: int) -> list[list[float]]:
+        return [[min(speed * step / 4, 1.0, 2.0 - speed * step / 8)] for step in range(8)]
+
+    assert is_ahead(rates(2), rates(1), size=2)
+    assert not is_ahead(rates(1), rates(1), size=2) and not is_ahead(rates(2), rates(1), size=3)
+    assert not is_ahead([[step / 8] for step in range(8)], [[step / 16] for step in range(8)], size=2)
 
 
 def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:

@@ -78,12 +78,9 @@ def told(
     text: str, length: int = 32, begin: int = 0, early: bool = False, micro_batches: int = 1, epochs: int | None = 4
 ) -> list[str]:
     """Returns the ids that are said of a schedule of a length, and loops of 4 and 8 rounds."""
-    lines = {
-        call: number
-        for number, line in enumerate(text.splitlines(), 1)
-        for call, old in LINES.items()
-        if line.strip() == TEXT.splitlines()[old - 1].strip()
-    }
+    stripped = [line.strip() for line in text.splitlines()]
+    sought = {call: TEXT.splitlines()[line - 1].strip() for call, line in LINES.items()}
+    lines = {call: stripped.index(line) + 1 for call, line in sought.items() if line in stripped}
     first = 0 if early else 1
     calls = [
         CallRecord(call, "", [CallSite("train.py", line, "<module>")], 0, first, first + 7, 8)
@@ -159,3 +156,35 @@ def test_a_rate_that_a_setting_scales_is_left_alone() -> None:
         [Finding("rate", "right", message("rates_are_the_same"))], [rank] * 2, {"a.py": Source(text)}
     )
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("time", "rates", "found"),
+    [
+        ("it * accumulation", [0.1, 0.3, 0.2, 0.1, 0.2, 0.3], True),
+        ("it", [0.1, 0.3, 0.2, 0.1, 0.2, 0.3], False),
+        ("it * accumulation", [0.1, 0.3, 0.25, 0.2, 0.15, 0.1], False),
+        ("it * accumulation", [0.3, 0.25, 0.2, 0.3, 0.25, 0.2], False),
+    ],
+)
+def test_a_schedule_by_hand_that_counts_micro_batches_turns_too_early(
+    time: str, rates: list[float], found: bool
+) -> None:
+    text = f"for it in range(12):\n    group['lr'] = get_lr({time})\n    for micro_step in range(accumulation):\n"
+    text += "        loss.backward()\n    optimizer.step()\n"
+    steps = [StepRecord(0, [MicroBatchRecord([])] * 2, [rate], [], [], 0, None, {}, []) for rate in rates]
+    calls = [CallRecord("backward", "", [CallSite("a.py", 4, "<module>")])]
+    rank = ScriptRecord(0, 2, {}, steps, [], "steps", [], 0.0, [], calls=calls)
+    same = Finding("rate", "right", message("rates_are_the_same"))
+    said = [finding.message.id for finding in with_schedules([same], [rank] * 2, {"a.py": Source(text)})]
+    assert said[1:] == ["rate_counts_micro_batches"] * found
+
+
+def test_a_rate_of_an_optimizer_is_read_where_nothing_is_replayed() -> None:
+    step = StepRecord(0, [], [0.2], [], [], 0, None, {}, [])
+    calls = [CallRecord("optimizer", "SGD", [CallSite("a.py", 2, "<module>")], 0)]
+    rank = ScriptRecord(0, 2, {}, [step], [], "steps", [], 0.0, [], calls=calls)
+    text = "rate = 0.1 * dist.get_world_size()\noptimizer = torch.optim.SGD(model.parameters(), lr=rate)\n"
+    same = Finding("rate", "right", message("rates_are_the_same"))
+    (_, found) = with_schedules([same], [rank] * 2, {"a.py": Source(text)})
+    assert found.message.id == "rate_written_times_ranks" and found.sites[0].line == 1

@@ -8,7 +8,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp_classifier": ("", "--optimizer adamw", "--workers 2", "--smoothing 0.1"),
     "grad_accumulation": ("", "--accumulate 2", "--sync-always"),
     "mae_pretrain": ("", "--accum_iter 1", "--bf16"),
-    "moco": ("", "--momentum 0.5"),
+    "moco": ("", "--momentum 0.5", "--shuffle"),
     "dino": ("", "--clip_grad 0", "--drop_path 0"),
     "clip_contrastive": ("", "--local-loss"),
     "simclr": ("",),

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--momentum", type=float, default=0.9)
 parser.add_argument("--temperature", type=float, default=0.2)
+parser.add_argument("--shuffle", action="store_true")
 args = parser.parse_args()
 
 
@@ -21,6 +22,19 @@ def concat_all_gather(tensor):
     gathered = [torch.ones_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, tensor, async_op=False)
     return torch.cat(gathered, dim=0)
+
+
+@torch.no_grad()
+def batch_shuffle(x):
+    gathered = concat_all_gather(x)
+    order = torch.randperm(len(gathered))
+    dist.broadcast(order, src=0)
+    return gathered[order.view(dist.get_world_size(), -1)[dist.get_rank()]], order.argsort()
+
+
+@torch.no_grad()
+def batch_unshuffle(x, order):
+    return concat_all_gather(x)[order.view(dist.get_world_size(), -1)[dist.get_rank()]]
 
 
 class MoCo(nn.Module):
@@ -49,7 +63,12 @@ class MoCo(nn.Module):
         q = F.normalize(self.encoder_q(im_q), dim=1)
         with torch.no_grad():
             self._momentum_update_key_encoder()
+            order = None
+            if args.shuffle:
+                im_k, order = batch_shuffle(im_k)
             k = F.normalize(self.encoder_k(im_k), dim=1)
+            if args.shuffle:
+                k = batch_unshuffle(k, order)
         positive = (q * k).sum(1, keepdim=True)
         negative = q @ self.queue.clone().detach()
         logits = torch.cat([positive, negative], dim=1) / args.temperature

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,36 +34,59 @@ class RateFactors:
     sources: Mapping[str, Source]
     _visited: set[int] = field(default_factory=set)
 
-    def times_ranks(self) -> list[Place]:
-        """Returns the lines in which the number of ranks is a factor of a rate that is set by hand."""
+    def times_ranks(self, optimizers: Sequence[Place] = ()) -> list[Place]:
+        """Returns the lines in which the number of ranks is a factor of a rate that is set by hand, or given to one of
+        the optimizers that are made in some lines."""
         self._visited.clear()
+        made = [
+            (file, keyword.value)
+            for file, line in optimizers
+            if file in self.sources
+            for call in _parts(self.sources[file].statement(line), ast.Call)
+            for keyword in call.keywords
+            if keyword.arg == "lr"
+        ]
         places = [
             place
             for file, source in self.sources.items()
-            for statement in source.statements
-            for value in _assigned(statement, lambda target: _key(target) == "lr")
+            for value in _all_assigned(source, lambda target: _key(target) == "lr")
             for place in self._ranks_in(file, value, {}, DEPTH)
         ]
+        places += [place for file, value in made for place in self._ranks_in(file, value, {}, DEPTH)]
         return list(dict.fromkeys(places))
 
     def time_of_ranks(self) -> list[Place]:
         """Returns the lines in which the number of ranks multiplies a share of a rank's own loader, as
         `(step / len(loader) + epoch) * world`, in what is given to the function that sets a rate."""
+        return [
+            (file, product.lineno)
+            for file, product, factors in self._times()
+            if any(map(is_ranks, factors))
+            and any(self._divides_by_loader(self.sources[file], factor) for factor in factors if not is_ranks(factor))
+        ]
+
+    def time_of_micro_batches(self, count: str) -> list[Place]:
+        """Returns the lines in which the number of micro-batches of a step multiplies what is given to the function
+        that sets a rate. count: its expression."""
+        return [
+            (file, product.lineno)
+            for file, product, factors in self._times()
+            if count and any(ast.unparse(factor) == count for factor in factors)
+        ]
+
+    def _times(self) -> Iterator[tuple[str, ast.BinOp, list[ast.expr]]]:
+        """Yields the products, and their factors, among what is given to functions that compute or set a rate."""
         setters = {source.function(line) for source in self.sources.values() for line in source.writes("lr")}
-        places = []
         for file, source in self.sources.items():
-            rates = [
-                rate for node in source.statements for rate in _assigned(node, lambda target: _key(target) == "lr")
-            ]
+            rates = _all_assigned(source, lambda target: _key(target) == "lr")
+            names = {ast.unparse(rate) for rate in rates if isinstance(rate, ast.Name)}
+            rates += _all_assigned(source, lambda target, names=names: ast.unparse(target) in names)  # type: ignore[misc]
             flows = [call for rate in rates for call in _parts(rate, ast.Call)]
             calls = [node for node in _parts(source.tree, ast.Call) if _name(node.func) in setters - {"<module>"}]
             for call in (*flows, *calls):
                 for product in (node for argument in call.args for node in _parts(argument, ast.BinOp)):
-                    factors, _ = _factors(product)
-                    others = [factor for factor in factors if not is_ranks(factor)]
-                    if len(others) < len(factors) and any(self._divides_by_loader(source, other) for other in others):
-                        places.append((file, product.lineno))
-        return list(dict.fromkeys(places))
+                    if isinstance(product.op, ast.Mult):
+                        yield file, product, _factors(product)[0]
 
     def _divides_by_loader(self, source: Source, value: ast.expr) -> bool:
         divisors = [node.right for node in _parts(value, ast.BinOp) if isinstance(node.op, ast.Div | ast.FloorDiv)]
@@ -152,6 +175,10 @@ def _assigned(statement: ast.AST | None, is_target: Callable[[ast.expr], bool]) 
             values = statement.value.elts if isinstance(statement.value, ast.Tuple) else []
             pairs = [*zip(target.elts, values)] if len(values) == len(target.elts) else []
         yield from (value for name, value in pairs if is_target(name))
+
+
+def _all_assigned(source: Source, is_target: Callable[[ast.expr], bool]) -> list[ast.expr]:
+    return [value for statement in source.statements for value in _assigned(statement, is_target)]
 
 
 def _parts(tree: ast.AST | None, kind: type[N]) -> Iterator[N]:

@@ -249,7 +249,7 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
         # A schedule by hand may be counted in a rank's batches; one factor at each step is the rate itself.
         by_hand = not same_optimizer[0].schedules and (
             (_one_factor(recorded, replayed) and not _warms_up(recorded))
-            or _falls_from_a_multiple(recorded, replayed, size)
+            or falls_from_a_multiple(recorded, replayed, size)
         )
         is_base = by_hand or all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
@@ -285,7 +285,7 @@ def is_ahead(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[fl
     return len(pairs) > 2 and not _warms_up(recorded[: len(pairs)]) and all(same_rates(*pair) for pair in pairs)
 
 
-def _falls_from_a_multiple(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
+def falls_from_a_multiple(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
     """Whether rates that only fall begin at so many times those of one process: a schedule's length is no part of its
     first rate."""
     factors = [rate / one_rate for rate, one_rate in zip(recorded[0], replayed[0]) if one_rate]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -28,6 +29,9 @@ def with_schedules(findings: Sequence[Finding], ranks: Ranks, sources: Sources) 
     findings = [_with_factor(finding, ranks, sources) for finding in findings]
     if not ranks or not ranks[0].steps:
         return findings
+    told = {finding.question: finding.answer for finding in findings}
+    if told.get(RATE) == "right":
+        findings += _counts_micro_batches(ranks[0], sources)
     checks: list[Callable[[ScriptRecord, Sources], Finding | None]] = [
         never_stepped,
         stepped_early,
@@ -36,7 +40,6 @@ def with_schedules(findings: Sequence[Finding], ranks: Ranks, sources: Sources) 
     alarmed = any(finding.question == SCHEDULE and finding.answer == "differs" for finding in findings)
     if not alarmed and not ranks[0].libraries:
         findings += [finding for check in checks if (finding := check(ranks[0], sources))]
-    told = {finding.question: finding.answer for finding in findings}
     if REPLAYED_RATE not in told and told.get(RATE) == "right" and len(ranks) > 1:
         findings += _written_times_ranks(ranks, sources)
     return findings
@@ -66,10 +69,11 @@ def _with_factor(finding: Finding, ranks: Ranks, sources: Sources) -> Finding:
 
 
 def _written_times_ranks(ranks: Ranks, sources: Sources) -> list[Finding]:
-    """Finds a rate that is set by hand times the ranks, of a training that is not replayed: nothing but the source
-    tells it, so that a line which a setting may switch off is left alone."""
+    """Finds a rate that is written times the ranks, of a training that is not replayed: nothing but the source tells
+    it, so that a line which a setting may switch off is left alone."""
+    made = [(site.file, site.line) for call in ranks[0].calls if call.call == "optimizer" for site in call.sites[:1]]
     places = [
-        (file, line) for file, line in RateFactors(sources).times_ranks() if not _is_optional(sources[file], line)
+        (file, line) for file, line in RateFactors(sources).times_ranks(made) if not _is_optional(sources[file], line)
     ]
     if not places:
         return []
@@ -77,6 +81,20 @@ def _written_times_ranks(ranks: Ranks, sources: Sources) -> list[Finding]:
     return [
         _at(Finding(RATE, "warning", message("rate_written_times_ranks", ranks=len(ranks), rate=rate)), places, sources)
     ]
+
+
+def _counts_micro_batches(rank: ScriptRecord, sources: Sources) -> list[Finding]:
+    """Finds a schedule by hand that counts micro-batches, and has gone past its end: its rate has fallen, and rises."""
+    rates = [max(step.rates, default=0.0) for step in rank.steps]
+    turns = (before > rate < after for before, rate, after in zip(rates, rates[1:], rates[2:]))
+    step = next((number for number, is_turn in enumerate(turns, 1) if is_turn), None)
+    if step is None or rates[step + 1] - rates[step] >= 2 * (rates[step - 1] - rates[step]):  # a restart
+        return []
+    backwards = [call.sites[0] for call in rank.calls if call.call == "backward" and call.sites]
+    counts = {source.micro_batches(site.line) for site in backwards if (source := sources.get(site.file))}
+    places = [place for count in sorted(counts) for place in RateFactors(sources).time_of_micro_batches(count)]
+    said = message("rate_counts_micro_batches", micro_batches=len(rank.steps[step].micro_batches), step=step)
+    return [_at(Finding(RATE, "warning", said), places, sources)] if places else []
 
 
 def _is_optional(source: Source, line: int) -> bool:
@@ -130,7 +148,8 @@ def stepped_early(rank: ScriptRecord, sources: Sources) -> Finding | None:
     # A scaler skips steps, and the schedule goes on.
     if first.scale is not None or rank.alone or 1 not in first.schedules:
         return None
-    early = [call for call in calls if call.first == 0]
+    plateaus = {call.number for call in rank.calls if call.call == "scheduler" and "Plateau" in call.name}
+    early = [call for call in calls if call.first == 0 and call.number not in plateaus]
     if not early or any(call.count > call.last - call.first + 1 for call in early):
         return None
     said = message("schedule_stepped_before_optimizer")
@@ -155,6 +174,8 @@ def _advances(rank: ScriptRecord, schedule: ScheduleRecord, sources: Sources) ->
     steps = [call for call in rank.calls if call.call == "optimizer step"]
     backwards = [call for call in rank.calls if call.call == "backward"]
     if not rank.loops or not len(calls) == len(steps) == len(backwards) == 1 or _are_called_again(calls[0], sources):
+        return None
+    if _are_stepped_elsewhere(calls[0].sites[0], sources):
         return None
     around = _loops(calls[0], sources)
     loops = [loop for loop in rank.loops if (loop.file, loop.line) in around]
@@ -188,6 +209,15 @@ def _innermost(call: CallRecord, sources: Sources) -> tuple[str, int] | None:
         if source and (loops := source.loops(site.line)):
             return site.file, loops[0]
     return None
+
+
+def _are_stepped_elsewhere(site: CallSite, sources: Sources) -> bool:
+    """Whether another line of the file advances the schedule that a line does."""
+    source = sources.get(site.file)
+    receiver = re.search(r"([\w.]+)\.step\(", source.code(site.line)) if source else None
+    if source is None or receiver is None:
+        return True
+    return sum(receiver[0] in line for line in source.lines) > 1
 
 
 def _are_called_again(call: CallRecord, sources: Sources) -> bool:

@@ -236,6 +236,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "rates_differ_between_ranks": (
         decided_by_rank(called("scheduler step")),
         flowing(called("optimizer"), RANK),
+        decided_by_rank(written(lambda source: source.calls("step"))),
         called("scheduler step"),
         RATE_WRITES,
         called("optimizer"),
