@@ -18,6 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from samestep.records.script import SaveRecord
 
+WORK: Any = torch.distributed.Work
+WAITS = ("wait", "get_future")
 GATHERS = ("all_gather", "all_gather_into_tensor")
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
@@ -130,6 +132,47 @@ def _patch_gather(name: str, before: Callable[[], None]) -> None:
     setattr(torch.distributed, name, new_gather)
 
 
+class Reductions:
+    """Reductions that go on beside the script: how often it changes their tensor before it waits for them."""
+
+    def __init__(self) -> None:
+        self._going: dict[int, tuple[Any, Tensor, int]] = {}  # id of the handle -> it, its tensor, and its version
+        self._changed = 0
+
+    def attach(self) -> None:
+        """Patches all_reduce, and the wait of its handles."""
+        reduce = torch.distributed.all_reduce
+
+        @functools.wraps(reduce)
+        def new_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            version = tensor._version
+            work = reduce(tensor, *args, **kwargs)
+            if work is not None:
+                self._going[id(work)] = work, tensor, version
+            return work
+
+        torch.distributed.all_reduce = new_reduce
+        for name in WAITS:
+            self._patch_wait(name)
+
+    def _patch_wait(self, name: str) -> None:
+        wait = getattr(WORK, name)
+
+        @functools.wraps(wait)
+        def new_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if going := self._going.pop(id(work), None):
+                self._changed += going[1]._version != going[2]
+            return wait(work, *args, **kwargs)
+
+        setattr(WORK, name, new_wait)
+
+    def unawaited(self) -> int:
+        """Returns how many were changed, or not awaited at all, since the last call."""
+        count, self._changed = self._changed + len(self._going), 0
+        self._going.clear()
+        return count
+
+
 def patch_scaler(before: Callable[[float], None]) -> None:
     """Calls before(factor) before a gradient scaler divides the gradients by its factor."""
     scaler = torch.amp.GradScaler
@@ -234,6 +277,8 @@ PATCHED: list[tuple[Any, str]] = [
     (torch.autocast, "__enter__"),
     *((owner, name) for owner in (nn.utils, nn.utils.clip_grad) for name in ("clip_grad_norm_", "clip_grad_value_")),
     *((torch.distributed, name) for name in GATHERS),
+    (torch.distributed, "all_reduce"),
+    *((WORK, name) for name in WAITS),
     (torch.amp.GradScaler, "unscale_"),
     (LRScheduler, "__init__"),
     (DistributedSampler, "set_epoch"),

@@ -187,6 +187,7 @@ class Recorder:
         self._loops = list[LoopRecord]()  # around the first step
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
         self._row_draws = RowDraws(self._folder, world.rank, self._randoms)
+        self._reductions = patches.Reductions()
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
@@ -202,6 +203,7 @@ class Recorder:
         patches.patch_scaler(self._unscale)
         patches.patch_zero_grad(self._zero_grad)
         patches.patch_gathers(self._gather)
+        self._reductions.attach()
         patches.patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach()
         if not self._plan.replay:  # which draws what the ranks have drawn
@@ -410,6 +412,7 @@ class Recorder:
 
     def _begin_step(self) -> None:
         self._taken = {}
+        self.window.unawaited = self._reductions.unawaited()
         self.timed(self._sites.note)("optimizer step")
         if not self.steps:
             self._loops = self.timed(loops_around)(sys._getframe(), self._sites.is_users)
@@ -498,6 +501,7 @@ class Recorder:
                 early=early,
                 cut_gathers=window.cut_gathers,
                 late_clips=window.late_clips,
+                unawaited=window.unawaited,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
             )
         )

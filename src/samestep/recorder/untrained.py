@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
+from samestep.recorder.parameters import plain
 from samestep.records.script import STATISTICS, UntrainedKind, UntrainedRecord
 
 SAMPLED = 1024  # elements of a tensor that are looked at to see whether it has changed
-WRAPPED = ("module", "_orig_mod")
 IsTrained = Callable[[Tensor], bool]
 
 
@@ -176,7 +176,7 @@ class Untrained:
     def _tensors(self, module: nn.Module) -> Iterator[tuple[str, nn.Module, str, UntrainedKind]]:
         """Yields (name, its module, attribute, kind) of the whole tensors of a module that are not trained."""
         for path, owner in module.named_modules():
-            words = [word for word in path.split(".") if word and word not in WRAPPED]
+            words = [word for word in plain(path).split(".") if word]
             for attribute, parameter in owner._parameters.items():
                 if parameter is not None and not self._is_trained(parameter) and not _is_apart(parameter):
                     yield ".".join([*words, attribute]), owner, attribute, "frozen"

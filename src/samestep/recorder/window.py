@@ -80,7 +80,7 @@ class Window:
 
     done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
     closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
-    before it was clipped. autocast: the dtypes of autocast. cut_gathers, late_clips: as of StepRecord.
+    before it was clipped. autocast: the dtypes of autocast. cut_gathers, late_clips, unawaited: as of StepRecord.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -96,6 +96,7 @@ class Window:
     autocast: set[str] = field(default_factory=set)
     cut_gathers: int = 0
     late_clips: int = 0
+    unawaited: int = 0
 
     def current(self) -> MicroBatch:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""

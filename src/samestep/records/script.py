@@ -148,7 +148,8 @@ class StepRecord:
     has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
     optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
     gathered from the ranks has a gradient for this rank's part alone. late_clips: clippings since the step before whose
-    gradients were removed before any backward pass: of gradients that a step had taken already.
+    gradients were removed before any backward pass: of gradients that a step had taken already. unawaited: reductions
+    (async_op=True) whose tensor was changed before they were awaited, or that the step did not wait for.
     """
 
     optimizer: int
@@ -174,6 +175,7 @@ class StepRecord:
     foreign: int = 0
     cut_gathers: int = 0
     late_clips: int = 0
+    unawaited: int = 0
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ def test_several_optimizers_are_no_proof(kind: str, micro_batches: int, answer: 
 
 def clipped(folder: Path, norm: float, scale: float | None = None, clips: Sequence[ClipRecord] = ()) -> Finding:
     """The answer about a gradient of norm 4 that is clipped to `norm`, where 0.5 is allowed."""
-    ranks = ranks_of(folder)
+    ranks = ranks_of(folder, "mean", 2)
     before = {name: np.eye(1, 30)[0] * 2.0 for name in NAMES}
     arrays = {f"unclipped {name}": value for name, value in before.items()}
     arrays |= {f"taken {name}": value * norm / 4 for name, value in before.items()}
     for rank in range(SIZE):
         for step in range(STEPS):
             write_arrays(folder / f"rank{rank}.step{step}.npz", arrays)
-    clips = clips or [ClipRecord(1, 4, 4, 0.5)]
+    clips = clips or [ClipRecord(2, 4, 4, 0.5)]
     return found([with_steps(rank, clips=list(clips), scale=scale) for rank in ranks], folder, "clipping")
 
 
@@ -58,15 +58,24 @@ def clipped(folder: Path, norm: float, scale: float | None = None, clips: Sequen
         (0.5, None, (), None),
         (0.51, None, (), message("clipped_by_another_norm")),
         (0.25, 2.0, (), message("clipped_while_scaled", scale=2.0)),
-        (0.5, None, (ClipRecord(1, 2, 4, 0.5), ClipRecord(1, 2, 4, 0.5)), message("clipped_in_parts", parts=2)),
+        (0.0, 2.0**127, (), message("clipped_while_scaled", scale=2.0**127)),  # too small for a float32
+        (0.5, None, (ClipRecord(2, 2, 4, 0.5), ClipRecord(2, 2, 4, 0.5)), message("clipped_in_parts", parts=2)),
         (
             0.5,
             None,
-            (ClipRecord(0, 4, 4, 0.5), ClipRecord(1, 4, 4, 0.5)),
+            (ClipRecord(1, 4, 4, 0.5), ClipRecord(2, 4, 4, 0.5)),
             message("clipped_after_each_micro_batch", clips=2),
         ),
-        (4.0, None, (ClipRecord(1, 4, 4, None),), None),  # by value
-        (4.0, None, (ClipRecord(1, 2, 4, 0.5),), None),  # some of the parameters, on purpose
+        (
+            0.5,
+            None,
+            (ClipRecord(1, 4, 4, 0.5),),
+            message("clipped_before_last_micro_batch", micro_batch=0, micro_batches=2),
+        ),
+        (4.0, None, (ClipRecord(0, 0, 0, 0.5),), message("clipped_before_backward")),
+        (0.5, None, (ClipRecord(0, 0, 0, 0.5), ClipRecord(2, 4, 4, 0.5)), None),  # the first one does nothing
+        (4.0, None, (ClipRecord(2, 4, 4, None),), None),  # by value
+        (4.0, None, (ClipRecord(2, 2, 4, 0.5),), None),  # some of the parameters, on purpose
     ],
 )
 def test_how_a_gradient_was_clipped(

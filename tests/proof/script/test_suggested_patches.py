@@ -227,7 +227,9 @@ def test_lines_that_move(identity: str, text: list[str], order: list[int]) -> No
 def test_what_is_no_python_or_lies_elsewhere_is_left() -> None:
     assert patched("gradients_never_cleared", "optimizer.step(\n") == ""
     assert patched("gradients_never_cleared", "optimizer.step()\noptimizer.step()\n") == ""  # which of the two?
-    assert patch_for("gradients_never_cleared", "optimizer.step()\n") is None  # torch has no name there
+    assert patch_for("ranks_write_one_file", "x = 1\ntorch.save(x, 'a')\n") is None  # torch has no name there
+    patch = patch_for("gradients_never_cleared", "from torch import optim\noptimizer.step()\n")
+    assert patch and patch.text.endswith("optimizer.zero_grad()\n")
 
 
 def test_bytes_and_ends_of_lines_are_kept() -> None:

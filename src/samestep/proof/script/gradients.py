@@ -17,8 +17,9 @@ from samestep.proof.script.step_gradients import (
     whole_gradients,
 )
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Finding, Question, ScriptRecord
+from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Finding, Question, ScriptRecord, StepRecord
 
+SMALLEST = 1.2e-38  # of float32: below, digits are lost
 NOT_CLEARED, UNEXPLAINED = "gradients_never_cleared", "gradient_of_no_known_mistake"
 
 
@@ -76,7 +77,9 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
     right, wrong = Finding("gradient", "right", said), [scale for scale in scales if scale.answer == "differs"]
     if wrong:
-        return [right, largest(wrong)]
+        # The gravest mistake is told; of the steps that have it the first one.
+        gravest = largest(wrong).message.id
+        return [right, next(scale for scale in wrong if scale.message.id == gravest)]
     return [right, next((scale for scale in reversed(scales) if scale.answer != "right"), scales[-1])]
 
 
@@ -138,21 +141,37 @@ def _reduction(gradients: StepGradients, ranks: Ranks, step: int, before: Mappin
     if all(gradients.holds(*pair, before) for pair in gradients.not_mean):
         cause, found = message("gradients_never_cleared"), message("gradient_with_that_of_the_step_before")
     else:
-        cause, found = _cause(gradients, ranks[rank].steps[step].clips)
+        started = [of_rank.steps[step - 1].weights if step else of_rank.start for of_rank in ranks]
+        steps = [of_rank.steps[step] for of_rank in ranks]
+        cause, found = _cause(gradients, steps, rank, begin_alike=all(weights == started[0] for weights in started))
     mean = message("mean_over_ranks", ranks=gradients.size)
     return differs("gradient", "gradient", cause, step=step, rank=rank, tensor=name, expected=mean, found=found)
 
 
-def _cause(gradients: StepGradients, clips: Sequence[ClipRecord]) -> tuple[Message, Message]:
-    """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead."""
+def _cause(
+    gradients: StepGradients, steps: Sequence[StepRecord], rank: int, *, begin_alike: bool
+) -> tuple[Message, Message]:
+    """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead.
+
+    steps: of each rank. rank: the first whose gradient is not the mean. begin_alike: whether all ranks had the same
+    weights before the step.
+    """
     wrong, count, size = gradients.not_mean, gradients.micro_batches, gradients.size
     names, all_names = {name for _, name in wrong}, gradients.names
     are_own, of_rank = gradients.are_own(), message("gradient_of_the_rank_alone")
+    if unawaited := max(step.unawaited for step in steps):
+        cause = message("asynchronous_reduction_not_awaited", reductions=unawaited)
+        return cause, of_rank if are_own else message("gradient_off_by", distance=gradients.distance(*wrong[0]))
+    # An optimizer that reduces gradients itself moves the weights of those alike.
+    apart = {name for name in names if len({step.weights.get(name) for step in steps}) > 1}
+    moved = begin_alike and all(names <= {*step.moved} for step in steps)
+    if are_own and moved and 0 < len(apart) < len(names):
+        return message("parameters_left_out_of_reduction", left_out=len(apart), parameters=len(all_names)), of_rank
     if are_own and 2 * len(names) <= len(all_names):
         return message("parameters_left_out_of_reduction", left_out=len(names), parameters=len(all_names)), of_rank
     if are_own and _clipped_apart(gradients):
         return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
-    if early := {clip.after for clip in clips if clip.after < count}:
+    if early := {clip.after for clip in steps[rank].clips if 0 < clip.after < count}:
         cause = message("clipped_before_last_micro_batch", micro_batch=min(early) - 1, micro_batches=count)
         return cause, message("gradient_clipped_on_the_way")
     if are_own:
@@ -192,10 +211,11 @@ def clipping(ranks: Ranks, record: Record) -> Finding:
         if not any(rank.steps[step].clips for rank in ranks):
             continue
         clipped += 1
-        clips = ranks[0].steps[step].clips
-        if any(clip.after < len(ranks[0].steps[step].micro_batches) for clip in clips):
-            cause = message("clipped_after_each_micro_batch", clips=len(clips))
-            return differs(question, "clipping", cause, step=step, rank=0, expected=1, found=len(clips))
+        clips, micro_batches = ranks[0].steps[step].clips, len(ranks[0].steps[step].micro_batches)
+        # One before the first backward limits nothing, and does no harm beside another.
+        after = [clip.after for clip in clips if clip.after] or [0]
+        if min(after) < micro_batches:
+            return _clipped_early(step, after, micro_batches)
         if finding := _clipped_norms(step, clips, record, ranks):
             return finding
     late = sum(step.late_clips for step in ranks[0].steps)
@@ -204,6 +224,18 @@ def clipping(ranks: Ranks, record: Record) -> Finding:
     if not clipped:
         return Finding(question, "right", message("nothing_is_clipped"))
     return Finding(question, "right", message("clipped_once_a_step", steps=clipped))
+
+
+def _clipped_early(step: int, after: Sequence[int], micro_batches: int) -> Finding:
+    """Returns the finding about a gradient that is clipped before it is whole. after: micro-batches, of each clip."""
+    if len(after) > 1:
+        cause = message("clipped_after_each_micro_batch", clips=len(after))
+        return differs("clipping", "clipping", cause, step=step, rank=0, expected=1, found=len(after))
+    cause = message("clipped_before_last_micro_batch", micro_batch=after[0] - 1, micro_batches=micro_batches)
+    if not after[0]:
+        cause = message("clipped_before_backward")
+    what = "micro-batches before the clipping"
+    return differs("clipping", what, cause, step=step, rank=0, expected=micro_batches, found=after[0])
 
 
 def _clipped_norms(step: int, clips: Sequence[ClipRecord], record: Record, ranks: Ranks) -> Finding | None:
@@ -230,7 +262,9 @@ def _clipped_norms(step: int, clips: Sequence[ClipRecord], record: Record, ranks
         if abs(ratio / wanted - 1) <= 1e-2:
             continue
         cause = message("clipped_by_another_norm")
-        if first.scale and abs(ratio * first.scale / wanted - 1) <= 1e-2:
+        scaled = wanted * largest / (first.scale or 1.0)
+        rounding = taken[name].size ** 0.5 * SMALLEST  # of what a large factor divides after the clipping
+        if first.scale and abs(norm(taken[name]) - scaled) <= max(1e-2 * scaled, rounding):
             cause = message("clipped_while_scaled", scale=first.scale)
         return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=ratio)
     return None

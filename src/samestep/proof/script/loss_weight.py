@@ -62,8 +62,10 @@ def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
     sums = any(term.reduction == "sum" for terms in losses for term in terms)
     composite = any(len(terms) > 1 for terms in losses)
     counts = [len(of_rank) for of_rank in micro_batches]
-    cause = None
-    if scaling.is_mean and len({*counts}) > 1 and _are_alike(weights) and not (sums or composite):
+    cause, nothing = None, [rank for rank, of_rank in enumerate(weights) if _weigh_nothing(of_rank)]
+    if scaling.is_mean and 0 < len(nothing) < len(weights) and not (sums or composite):
+        cause = message("losses_weigh_nothing_on_some_ranks", ranks=nothing)
+    elif scaling.is_mean and len({*counts}) > 1 and _are_alike(weights) and not (sums or composite):
         cause = message("ranks_accumulate_different_numbers", micro_batches=counts)
     else:
         loaders = [[record.loader for record in rank.passes] for rank in ranks]
@@ -123,7 +125,10 @@ def _unequal_targets(micro_batches: Sequence[Sequence[MicroBatchRecord]], step: 
     """Finds targets (or tokens) that weigh more than others in the same step."""
     if uneven := targets(micro_batches):
         rank, ratio = uneven
+        counts = [len(of_rank) for of_rank in micro_batches]
         cause = message("mean_of_means_over_ranks", rank=rank, ratio=ratio)
+        if len({*counts}) > 1:
+            cause = message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
         return differs(QUESTION, "weight of a target", cause, step=step, rank=rank, expected=1.0, found=ratio)
     for rank, of_rank in enumerate(micro_batches):
         if uneven := accumulated_targets(of_rank):
@@ -153,6 +158,11 @@ def loss_weights(terms: Sequence[LossRecord]) -> LossWeight | None:
 
 def _as_mean(term: LossRecord) -> float:
     return term.weight * (term.count if term.reduction == "sum" else 1)
+
+
+def _weigh_nothing(weights: Sequence[LossWeight | None]) -> bool:
+    """Whether a rank's losses are all multiplied by zero."""
+    return bool(weights) and all(weight is not None and weight.largest == 0 for weight in weights)
 
 
 def _are_alike(weights: Weights) -> bool:

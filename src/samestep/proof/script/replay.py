@@ -19,6 +19,7 @@ from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, R
 FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
 COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
 NEAR = 1e-3
+SAME_LOSS = 1e-5  # relative
 ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
 OWN_ROWS = "rows_normalised_by_own_rank"
 GRADIENT: Question = "replayed gradient"
@@ -77,7 +78,7 @@ def _gradients(
         gradients, replayed = StepGradients.read(record, ranks, step), _before_clipping(replay, step)
         if not gradients.names:
             continue
-        if reduced_by_optimizer(gradients, ranks, step):
+        if by_optimizer := reduced_by_optimizer(gradients, ranks, step):
             gradients = gradients.as_mean()
         if broken := gradients.not_finite():
             said = message("gradient_of_rank_not_finite", parameter=broken[1], rank=broken[0], step=step)
@@ -114,6 +115,8 @@ def _gradients(
                 pair = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in (recorded, replayed))
                 cause = _cause(ranks, step, *pair, in_turn=result.feed == "in turn")
                 cause = _of_contrast(ranks, one_process, step, cause) or cause
+                if cause.id == "later_gradients_apart" and by_optimizer:
+                    cause = message("optimizer_adds_gradients_up")
             return differs(
                 GRADIENT,
                 "gradient against one process",
@@ -181,6 +184,9 @@ def _cause(ranks: Ranks, step: int, recorded: Array, replayed: Array, *, in_turn
         return message("loss_is_scaled", factor=factor)
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
+    counts = [len(rank.steps[step].micro_batches) for rank in ranks]
+    if len(set(counts)) > 1:
+        return message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
     rows = [sum(len(micro_batch.rows) for micro_batch in rank.steps[step].micro_batches) for rank in ranks]
     if len(set(rows)) > 1:
         return message("mean_of_rank_means_of_unequal_rows", rows=rows)
@@ -216,7 +222,8 @@ def _same_loss(ranks: Ranks, one_process: ScriptRecord, step: int) -> bool:
     *of_ranks, replayed = [
         sum(value or 0.0 for value in of_rank) / (record.scale or 1.0) for of_rank, record in zip(values, steps)
     ]
-    return math.isclose(sum(of_ranks) / len(of_ranks), replayed, rel_tol=NEAR)
+    # A loss of other rows or labels is near this one, too, before anything is learned.
+    return math.isclose(sum(of_ranks) / len(of_ranks), replayed, rel_tol=SAME_LOSS * coarser_of(ranks))
 
 
 def _are_even(ranks: Ranks, step: int) -> bool:

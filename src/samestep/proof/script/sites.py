@@ -22,11 +22,13 @@ Sources = Mapping[str, Source]  # path of a file -> what it holds
 
 @dataclass(frozen=True)
 class Context:
-    """What a place is looked up in. rank: the record of the rank that a finding is about. sources: the user's files."""
+    """What a place is looked up in. rank: the record of the rank that a finding is about; ranks: of all, as what this
+    rank left out the others have called. sources: the user's files."""
 
     rank: ScriptRecord
     finding: Finding
     sources: Sources
+    ranks: Ranks = ()
 
     @property
     def loaders(self) -> tuple[int, ...]:
@@ -34,7 +36,10 @@ class Context:
         return tuple(record.loader for record in self.rank.passes if record.trained) or (-1,)
 
     def calls(self, call: Call) -> list[CallRecord]:
-        return [record for record in self.rank.calls if record.call == call]
+        calls = dict[tuple[str, int, tuple[CallSite, ...]], CallRecord]()
+        for record in (record for rank in (self.rank, *self.ranks) for record in rank.calls if record.call == call):
+            calls.setdefault((record.name, record.number, tuple(record.sites)), record)
+        return [*calls.values()]
 
 
 Place = Callable[[Context], list[CallSite]]
@@ -161,15 +166,21 @@ def epochs(context: Context) -> list[CallSite]:
 
 
 BACKWARD, FORWARD, STEP = called("backward"), called("forward"), called("optimizer step")
+REDUCTION, GATHER = called("collective", "reduce"), called("collective", "gather")
+UNWRAPPED = beside(FORWARD, lambda source, line: [line] if ".module(" in source.code(line) else [])
 RATE_WRITES = written(lambda source: source.writes("lr"))
 DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
 OF_GRADIENTS = written(Source.changes_of_gradients)
 OF_WEIGHTS = written(Source.changes_of_weights)
+READS = written(Source.reads_of_gradients)
+WAITS = written(lambda source: source.calls("wait"))
 SEEDS = written(Source.seeds)
 MODES = written(lambda source: [*source.calls("train"), *source.calls("eval")])
 LOADS = written(lambda source: source.calls("load_state_dict"))
 SHARING = (called("sampler"), shares, called("loader"), flowing(FORWARD, RANK), SEEDS, called("iteration"))
-LOSS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS), BACKWARD, into(BACKWARD), FORWARD)
+OF_RANKS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS))
+DIVISORS, TARGETS = beside(BACKWARD, Source.divisors), beside(BACKWARD, Source.targets)
+LOSS = (*OF_RANKS, BACKWARD, into(BACKWARD), FORWARD)
 RATES = (
     flowing(RATE_WRITES),
     flowing(called("scheduler")),
@@ -194,9 +205,13 @@ EVALUATION = (
     beside(called("evaluation"), Source.sums_around),
     called("evaluation"),
 )
+SKIPPING = (decided_by_rank(BACKWARD), written(Source.tests_of_values), BACKWARD, FORWARD)
+OF_ONE_ORDER = (flowing(called("set_epoch"), RANK), *SHARING)
 LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
     "ranks_train_the_same_batches": (SEEDS, *SHARING),
+    "samplers_do_not_share_one_order": OF_ONE_ORDER,
+    "ranks_train_the_same_rows": OF_ONE_ORDER,
     "set_epoch_never_called": (epochs, called("sampler")),
     "set_epoch_without_shuffle": (called("sampler"), called("set_epoch")),
     "set_epoch_given_the_same_number": (called("set_epoch"), epochs),
@@ -213,20 +228,37 @@ LINES: Mapping[str, Sequence[Place]] = {
     "gradients_never_cleared": (BACKWARD, called("zero_grad"), STEP),
     "gradients_removed_before_the_step": (STEP, called("zero_grad")),
     "gradients_removed_between_micro_batches": (called("zero_grad"), BACKWARD),
-    "ranks_never_reduce_gradients": (FORWARD, BACKWARD, called("wrapper"), written(Source.reads_of_gradients)),
-    "parameters_left_out_of_reduction": (around(called("collective", "reduce")), parameter, called("wrapper")),
+    "ranks_accumulate_different_numbers": SKIPPING,
+    "micro_batch_skipped_on_some_ranks": SKIPPING,
+    "losses_weigh_nothing_on_some_ranks": (decided_by_rank(BACKWARD), flowing(BACKWARD, RANK), *SKIPPING),
+    "ranks_never_reduce_gradients": (
+        UNWRAPPED,
+        written(Source.synchronisation),
+        FORWARD,
+        BACKWARD,
+        called("wrapper"),
+        READS,
+    ),
+    "gradients_divided_and_never_reduced": (READS, BACKWARD, STEP),
+    "parameters_left_out_of_reduction": (
+        beside(REDUCTION, Source.conditions),
+        around(REDUCTION),
+        parameter,
+        called("wrapper"),
+    ),
+    "asynchronous_reduction_not_awaited": (OF_GRADIENTS, WAITS, REDUCTION, STEP),
     "reduced_before_last_micro_batch": (written(Source.synchronisation), BACKWARD),
     "last_micro_batches_in_no_step": (STEP, BACKWARD),
     "gradients_summed_over_ranks": (
-        called("collective", "reduce"),
-        written(lambda source: source.calls("wait")),
+        REDUCTION,
+        WAITS,
         OF_GRADIENTS,
         BACKWARD,
     ),
     "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
     "clipped_before_reduction": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
-    "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), called("collective", "reduce"), BACKWARD),
+    "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), REDUCTION, BACKWARD),
     "ranks_draw_the_same_random_numbers": (SEEDS,),
     "workers_repeat_noise": (called("loader"), SEEDS),
     "datasets_of_ranks_repeat_noise": (SEEDS, called("loader")),
@@ -242,7 +274,16 @@ LINES: Mapping[str, Sequence[Place]] = {
         called("optimizer"),
     ),
     "weights_end_elsewhere": (flowing(DECAY_WRITES), flowing(called("optimizer")), STEP),
-    "gather_without_gradient": (called("collective", "gather"),),
+    "gather_without_gradient": (GATHER,),
+    "gathered_gradient_incomplete": (beside(GATHER, Source.backwards), GATHER, *LOSS),
+    "negatives_of_own_rank": (beside(FORWARD, Source.uses), GATHER, *LOSS),
+    "rows_normalised_by_own_rank": (beside(FORWARD, Source.statistics), into(FORWARD), *LOSS),
+    "loss_depends_on_ranks": (flowing(MODES, RANK), *OF_RANKS, TARGETS, called("collective"), *LOSS[3:]),
+    "mean_of_rank_means_or_a_term": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),
+    "gradient_divided_by_the_ranks": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),
+    "gradient_multiplied_by_the_ranks": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),
+    "later_gradients_apart": (*OF_RANKS, REDUCTION, beside(REDUCTION, Source.uses), called("collective"), *LOSS[3:]),
+    "optimizer_adds_gradients_up": (REDUCTION, READS, called("collective"), STEP),
     "tied_weight_comes_apart": (tied, OF_WEIGHTS, parameter),
     "updates_lost_in_rounding": (called("optimizer"), into(called("optimizer"))),
     "average_never_updated": (
@@ -298,7 +339,7 @@ def located(findings: Sequence[Finding], ranks: Ranks, sources: Sources) -> list
 def context_of(finding: Finding, ranks: Ranks, sources: Sources) -> Context:
     """Returns the context of a finding: of its rank, or of rank 0."""
     number = (finding.divergence.rank if finding.divergence else None) or 0
-    return Context(ranks[number if number < len(ranks) else 0], finding, sources)
+    return Context(ranks[number if number < len(ranks) else 0], finding, sources, ranks)
 
 
 def sites_of(finding: Finding, ranks: Ranks, sources: Sources) -> list[CallSite]:

@@ -15,12 +15,16 @@ RANK = re.compile(
     r"(?!.*rank_of)(\w+_)?rank(_id)?|is_(main|master)(_process)?|master_process|get_(node_local_|global_)?rank"
 )
 WORKER = re.compile(r"(num_)?workers?(_id|_info)?")
+LOSS = re.compile(r"loss|criterion|cross_entropy", re.IGNORECASE)
 SEED = re.compile(r"(\w+_)?seed(_all|_everything|_offset)?|default_rng|RandomState|set_seed|hash")
 IN_PLACE = {"copy_", "mul_", "add_", "lerp_", "_foreach_lerp_", "_foreach_mul_", "load_state_dict", "update_parameters"}
 CHANGING = {"all_reduce", "broadcast", "reduce", "shuffle", "sort", "append", "extend", "reverse"}
 LOOPS = ast.For | ast.AsyncFor | ast.While
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+STATISTICS = {"mean", "std", "var", "sum", "std_mean", "var_mean", "nanmean", "norm", "min", "max", "amin", "amax"}
+DIVIDES = {"div", "div_", "divide", "true_divide"}
 DEPTH = 4  # assignments that are followed backwards
+NEXT = 3  # lines that read a value after it is set
 
 
 class Source:
@@ -67,8 +71,9 @@ class Source:
         """Returns what a statement stands in."""
         return self._parents.get(statement, self.tree)
 
+    @cached_property
     def imports(self) -> set[str]:
-        """Returns the names under which the file has modules."""
+        """The names under which the file has modules."""
         names = [node.names for node in ast.walk(self.tree) if isinstance(node, ast.Import)]
         return {(alias.asname or alias.name).partition(".")[0] for aliases in names for alias in aliases}
 
@@ -141,27 +146,141 @@ class Source:
             return []
         visited.add(statement.lineno)
         evaluated = header_of(statement)
-        read = {node.id for node in ast.walk(evaluated) if isinstance(node, ast.Name)}
+        read = _names_in(evaluated)
         lines = [statement.lineno]
         if names:
             lines = [line for line in _lines_with(evaluated, names) if not self._only_asks(line, names)]
             read = {name for name in read if not names.fullmatch(name)}
-        for assignment in self._assignments(read):
-            lines += self._flowing(assignment, names, visited, depth - 1)
+        for before in [*self._assignments(read, statement), *self._returns(evaluated)]:
+            lines += self._flowing(before, names, visited, depth - 1)
         return list(dict.fromkeys(lines))
 
-    def _assignments(self, names: set[str]) -> list[ast.stmt]:
-        return [
-            node
-            for node in self.statements
-            if (isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and names & _targets(node))
-            or (isinstance(node, ast.Expr) and names & _changed_by_call(node.value))
-        ]
+    def _assignments(self, names: set[str], statement: ast.stmt) -> list[ast.stmt]:
+        """Returns the statements that set names, or change their values, as a statement sees them: in its function, or
+        else around that."""
+        scopes = self._scopes(statement)
+        near = [next((scope for scope in scopes if (scope, name) in self._assigned), None) for name in names]
+        lines = [node for scope, name in zip(near, names) if scope for node in self._assigned[scope, name]]
+        return sorted(dict.fromkeys(lines), key=lambda node: node.lineno)
+
+    @cached_property
+    def _assigned(self) -> dict[tuple[ast.AST, str], list[ast.stmt]]:
+        """(function, name) -> the statements of the function that set the name, or change its value."""
+        assigned: dict[tuple[ast.AST, str], list[ast.stmt]] = {}
+        for node in self.statements:
+            for name in self._set_by(node):
+                assigned.setdefault((self._scopes(node)[0], name), []).append(node)
+        return assigned
+
+    def _set_by(self, statement: ast.stmt) -> set[str]:
+        """Returns the names that a statement sets, or whose values it changes."""
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            return _targets(statement)
+        # A module is no value: `dist.all_reduce(loss)` changes the loss.
+        return _changed_by_call(statement.value) - self.imports if isinstance(statement, ast.Expr) else set()
+
+    def _scopes(self, statement: ast.stmt) -> list[ast.AST]:
+        """Returns the functions around a statement, the innermost first, and the file."""
+        scopes, node = list[ast.AST](), self._parents.get(statement)
+        while node is not None:
+            scopes += [node] if isinstance(node, FUNCTIONS | ast.Module) else []
+            node = self._parents.get(node)
+        return scopes or [self.tree]
+
+    def _returns(self, evaluated: ast.AST) -> list[ast.stmt]:
+        """Returns what the file's functions return that an expression calls: by their names, or as an object of one of
+        its classes."""
+        called = [node.func for node in ast.walk(evaluated) if isinstance(node, ast.Call)]
+        names = {node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in called}
+        functions = [function for name in names for function in self._functions.get(name, [])]
+        made = {name for node in called if isinstance(node, ast.Name) for name in self._classes_of.get(node.id, ())}
+        functions += [function for name in made for function in self._functions.get(f"{name}.forward", [])]
+        return [node for function in functions for node in ast.walk(function) if isinstance(node, ast.Return)]
+
+    @cached_property
+    def _functions(self) -> dict[str, list[ast.AST]]:
+        """Name -> the functions and methods of this name; 'Class.forward' for what an object does that is called."""
+        functions: dict[str, list[ast.AST]] = {}
+        for node in self.statements:
+            if isinstance(node, ast.FunctionDef):
+                parent = self.parent(node)
+                is_call = isinstance(parent, ast.ClassDef) and node.name in ("forward", "__call__")
+                name = f"{parent.name}.forward" if is_call and isinstance(parent, ast.ClassDef) else node.name
+                functions.setdefault(name, []).append(node)
+        return functions
+
+    @cached_property
+    def _classes_of(self) -> dict[str, set[str]]:
+        """Name -> the file's classes of which an assignment to it makes an object."""
+        classes = {node.name for node in self.statements if isinstance(node, ast.ClassDef)}
+        made: dict[str, set[str]] = {}
+        for node in self.statements:
+            if isinstance(node, ast.Assign) and (of_node := classes & _names_in(node.value)):
+                for name in _targets(node):
+                    made.setdefault(name, set()).update(of_node)
+        return made
 
     def _only_asks(self, line: int, names: re.Pattern[str]) -> bool:
         """Whether a line does no more than to ask for the number of ranks, as `world = dist.get_world_size()`."""
         statement = self.statement(line)
         return isinstance(statement, ast.Assign) and any(names.fullmatch(name) for name in _targets(statement))
+
+    def uses(self, line: int) -> list[int]:
+        """Returns the next lines that read what the statement of a line sets or changes, in the same function."""
+        statement = self.statement(line)
+        if statement is None:
+            return []
+        names, scopes = self._set_by(statement), self._scopes(statement)
+        after = [node for node in self.statements if node.lineno > (statement.end_lineno or line)]
+        readers = {node.lineno for node in after if names & _names_in(header_of(node)) and self._scopes(node) == scopes}
+        return sorted(readers)[:NEXT]
+
+    def divisors(self, line: int) -> list[int]:
+        """Returns the lines that set what a value is divided by which flows into a line; the nearest first."""
+        lines = list[int]()
+        for statement in self._all_into(line):
+            divided = [part for node in ast.walk(header_of(statement)) for part in _divisors_in(node)]
+            names = {name for part in divided for name in _names_in(part)}
+            lines += [node.lineno for node in reversed(self._assignments(names, statement))]
+        return list(dict.fromkeys(lines))
+
+    def targets(self, line: int) -> list[int]:
+        """Returns the lines that set what a loss compares with, of the losses that flow into a line."""
+        lines = list[int]()
+        for statement in self._all_into(line):
+            for node in ast.walk(header_of(statement)):
+                if isinstance(node, ast.Call) and len(node.args) > 1 and LOSS.search(ast.unparse(node.func)):
+                    lines += [before.lineno for before in self._assignments(_names_in(node.args[1]), statement)]
+        return list(dict.fromkeys(lines))
+
+    def statistics(self, line: int) -> list[int]:
+        """Returns the lines that compute a mean, a deviation or a sum which flows into a line."""
+        return [
+            statement.lineno
+            for statement in self._all_into(line)
+            if any(
+                isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STATISTICS
+                for node in ast.walk(header_of(statement))
+            )
+        ]
+
+    def _all_into(self, line: int) -> list[ast.stmt]:
+        """Returns the statement of a line and those whose values it uses, in the functions that are called, too."""
+        statement = self.statement(line)
+        lines = self._flowing(statement, None, set(), DEPTH) if statement else []
+        return [before for number in lines if (before := self.statement(number))]
+
+    def backwards(self, line: int) -> list[int]:
+        """Returns the lines with which backward() ends, of the autograd function in which a line is."""
+        classes = [node for node in self.around(line) if isinstance(node, ast.ClassDef)]
+        methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef)] if classes else []
+        return [
+            node.lineno
+            for method in methods
+            if method.name == "backward"
+            for node in ast.walk(method)
+            if isinstance(node, ast.Return)
+        ]
 
     # Where a script does what has no hook
 
@@ -278,10 +397,11 @@ class Source:
         if not loops or not isinstance(loops[0], LOOPS):
             return []
         sums = [node for node in ast.walk(loops[0]) if isinstance(node, ast.AugAssign)]
-        names = {name.id for node in sums for name in ast.walk(node.target) if isinstance(name, ast.Name)}
-        after = [node for node in self.block(loops[0]) if node.lineno > loops[0].lineno]
-        read = [node for node in after if names & {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}]
-        return [*(node.lineno for node in sums), *(node.lineno for node in read)]
+        names = {name for node in sums for name in _names_in(node.target)}
+        scopes, end = self._scopes(loops[0]), loops[0].end_lineno or line
+        after = [node for node in self.statements if node.lineno > end and self._scopes(node) == scopes]
+        read = sorted(node.lineno for node in after if names & _names_in(header_of(node)))[:NEXT]
+        return [*(node.lineno for node in sums), *read]
 
     def reads_of_gradients(self) -> list[int]:
         """Returns the lines in which `.grad` stands."""
@@ -320,6 +440,23 @@ def header_of(statement: ast.stmt) -> ast.AST:
     return ast.Module([], []) if hasattr(statement, "body") else statement
 
 
+def _names_in(tree: ast.AST) -> set[str]:
+    """Returns the names that stand in an expression."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _divisors_in(node: ast.AST) -> list[ast.expr]:
+    """Returns what an expression divides by."""
+    match node:
+        case ast.BinOp(op=ast.Div(), right=right):
+            return [right]
+        case ast.AugAssign(op=ast.Div(), value=value):
+            return [value]
+        case ast.Call(func=ast.Attribute(attr=name), args=[_, *_] as arguments) if name in DIVIDES:
+            return arguments[-1:]
+    return []
+
+
 def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
     """Returns the lines on which a name or an attribute stands that matches."""
     lines = []
@@ -339,7 +476,7 @@ def _is_part(target: ast.expr) -> bool:
 def _targets(node: ast.AST) -> set[str]:
     """Returns the names that an assignment gives values to."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.Pass())]
-    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name for target in targets for name in _names_in(target)}
 
 
 def _changed_by_call(node: ast.expr) -> set[str]:

@@ -167,7 +167,7 @@ class StepGradients:
                     return False
                 if max(weights) > 1 + self.close:
                     return False
-                unequal |= max(weights) - min(weights) > NEAR
+                unequal |= max(weights) - min(weights) > NEAR * max(weights)
         return unequal
 
     def as_mean(self) -> StepGradients:

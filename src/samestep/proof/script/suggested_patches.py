@@ -34,6 +34,7 @@ from samestep.records.script import Finding
 
 SHARED_OUT = re.compile(r"batch|workers|accum|shard|chunk|samples|rows", re.IGNORECASE)
 RANK_NOW, RANKS_NOW = "torch.distributed.get_rank()", "torch.distributed.get_world_size()"
+TORCH = re.compile(r"(?<![\w.])torch\.\w")
 SAMPLER, SUBSET = "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.Subset"
 
 
@@ -62,8 +63,10 @@ def patch_of(finding: Finding, ranks: Ranks, sources: Sources) -> Patch | None:
     if script.draft is None:
         return None
     mend(script)
-    text = script.draft.result()
-    return Patch(script.file, script.draft.source.text, text) if text else None
+    before, text = script.draft.source.text, script.draft.result()
+    if text and len(TORCH.findall(text)) > len(TORCH.findall(before)) and "torch" not in script.draft.source.imports:
+        return None  # the file has torch under no name
+    return Patch(script.file, before, text) if text else None
 
 
 class Script:
@@ -73,7 +76,7 @@ class Script:
         self.context, self.sites = context, sites
         self.file = sites[0].file if sites else ""
         source = context.sources.get(self.file)
-        self.draft = Draft(source) if source and "torch" in source.imports() else None
+        self.draft = Draft(source) if source else None
 
     @property
     def source(self) -> Source:
@@ -172,18 +175,23 @@ def _set_epoch(script: Script, sampler: str) -> None:
 
 
 def pass_the_epoch(script: Script) -> None:
-    """Gives set_epoch the loop's number in place of a constant."""
+    """Gives set_epoch the loop's number in place of a constant, or of one that is another on each rank."""
     statement = script.only("set_epoch")
     call = call_in(statement, "set_epoch")
     loops = [script.source.loop_at(line) for line in script.source.loops(statement.lineno)] if statement else []
     if call and len(call.args) == 1 and loops and isinstance(loops[-1], ast.For):
         target = loops[-1].target
-        if isinstance(target, ast.Name) and isinstance(call.args[0], ast.Constant):
+        given = script.edits.code(call.args[0])
+        if isinstance(target, ast.Name) and (isinstance(call.args[0], ast.Constant) or _mentions_rank(given)):
             script.edits.replace(call.args[0], target.id)
 
 
+def _mentions_rank(code: str) -> bool:
+    return any(RANK.fullmatch(word) for word in re.findall(r"\w+", code))
+
+
 def share_one_order(script: Script) -> None:
-    """Lets a DistributedSampler take its rank and its seed as all others do."""
+    """Lets a DistributedSampler take its rank, its seed and its epoch as all others do."""
     call = call_in(script.first("sampler"), "DistributedSampler")
     if call is None:
         return
@@ -192,6 +200,8 @@ def share_one_order(script: Script) -> None:
         script.edits.replace(rank.value, RANK_NOW)
     elif seed and RANK.search(script.edits.code(seed.value)):
         script.edits.replace(seed.value, "0")
+    elif _mentions_rank(ast.unparse(script.only("set_epoch") or ast.Pass())):
+        pass_the_epoch(script)
 
 
 # Losses and gradients
@@ -522,6 +532,7 @@ MENDERS: Mapping[str, Mender] = {
     "clipped_before_last_micro_batch": clip_before_the_step,
     "clipped_after_each_micro_batch": clip_before_the_step,
     "clipped_before_reduction": clip_before_the_step,
+    "clipped_before_backward": clip_before_the_step,
     "clipped_in_parts": clip_all_together,
     "clipping_depends_on_ranks": drop_the_ranks,
     "rate_depends_on_ranks": drop_the_ranks,
