@@ -43,9 +43,8 @@ AS_IT_IS, EDITED = "", "(edited)"
 def taken(case: Case, checkouts: Path, target: Path) -> None:
     """Writes a script's folder, as it is at the commit, below `target`."""
     repo = checkouts / case.repo.replace("/", "+")
-    command = ["git", "-C", str(repo), "archive", case.commit, *([case.folder] if case.folder else [])]
-    if not case.folder:
-        command += [path for path in _small(repo, case.commit)]
+    paths = case.parts or ([case.folder] if case.folder else _small(repo, case.commit))
+    command = ["git", "-C", str(repo), "archive", case.commit, *paths]
     done = subprocess.run(command, capture_output=True)
     if done.returncode:
         raise SystemExit(f"{repo} has no {case.script} at {case.commit}: {done.stderr.decode().strip()}")
@@ -79,7 +78,8 @@ def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | 
     words = ["check", "--nproc", "2", "--json", "--stall", f"{budget(40):.0f}"]
     words += ["--out", str(out / "out"), *case.options]
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
-    done = samestep(*words, script, *case.arguments, cwd=cwd, env=env)
+    run = ["-m", case.module] if case.module else [script]
+    done = samestep(*words, *run, *case.arguments, cwd=cwd, env=env)
     if not done.stdout.startswith("{"):
         return " ".join(done.stderr.split())[-400:]
     return from_json(CheckResults, json.loads(done.stdout))
@@ -114,8 +114,9 @@ def server(before: Sequence[str], packages: bool) -> Iterator[None]:
 
 def plays(case: Case) -> list[tuple[str, Plant | None, tuple[Edit, ...]]]:
     """Returns what is checked of a script: its name in the table, the fault, and all edits."""
-    healthy = [(AS_IT_IS, None, ())] + ([(EDITED, None, case.edits)] if case.edits else [])
-    return [*healthy, *((each.name, each, (*case.edits, *each.edits)) for each in case.plants)]
+    edits = (*case.sizes, *case.edits)
+    healthy = [(AS_IT_IS, None, case.sizes)] + ([(EDITED, None, edits)] if case.edits else [])
+    return [*healthy, *((each.name, each, (*edits, *each.edits)) for each in case.plants)]
 
 
 def played(case: Case, name: str, fault: Plant | None, edits: Sequence[Edit], checkouts: Path) -> Row:

@@ -91,13 +91,15 @@ def _scripts(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
         plants = [row for row in of if not row.is_healthy]
         score = f"{len(plants)}: {sum(r.caught for r in plants)}, {sum(r.named for r in plants)}" if plants else ""
         said = {row.fault: _said(row) for row in of if row.is_healthy}
-        how = "; ".join(filter(None, [_how(case), case.note]))
+        small = "numbers of its text made small" if case.sizes else ""
+        how = "; ".join(filter(None, [_how(case), small, case.note]))
         lines.append(f"| {case.name} | {link} | {how} | {said.get('', '')} | {said.get('(edited)', '')} | {score} |")
     return lines
 
 
 def _how(case: Case) -> str:
-    words = " ".join([*case.command, *case.arguments])
+    module = ["-m", case.module] if case.module else []
+    words = " ".join([*case.command, *module, *case.arguments])
     stands = [*(["CUDA's names are the CPU"] if "as_cpu" in case.before else [])]
     stands += [*(["small new models and tokenizers for the hub's"] if "hub" in case.before else [])]
     stands += [f"stand-ins for {', '.join(case.packages)}"] * bool(case.packages)

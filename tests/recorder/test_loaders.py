@@ -50,6 +50,20 @@ def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers
     assert second.digests[:4] == first.digests and loaders.epochs_set == 1
 
 
+def test_a_batch_that_is_looked_at_before_an_epoch_is_not_of_a_trained_pass(loaders: Loaders) -> None:
+    """As `len(next(iter(loader))[0])` before the first epoch, whose first batch it is; two passes that are read beside
+    each other are trained both."""
+    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
+    next(iter(loader))
+    for batch in loader:
+        loaders.trained(rows_of(batch))
+    assert [loaders.passes[number].trained for number in range(2)] == [0, 3]
+    first, second = iter(loader), iter(loader)
+    next(second)
+    batches = [next(first), next(second)]
+    assert sorted(loaders.trained(rows_of(torch.cat([batch[0] for batch in batches])))) == [2, 3]
+
+
 def test_a_loader_that_is_made_anew_in_each_epoch_is_one(loaders: Loaders) -> None:
     """Not two that are read beside each other, nor that of another dataset."""
     data, other = TensorDataset(torch.arange(6.0)), TensorDataset(torch.arange(1.0, 7.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from argparse import Namespace
 from functools import partial
@@ -17,7 +19,7 @@ from torch import nn
 from samestep.rank import flight_recorder
 from samestep.recorder import steps_alone
 from samestep.recorder.losses import cut_gathers
-from samestep.recorder.own_ranks import opens_group, with_one_rank
+from samestep.recorder.own_ranks import OwnRanks, opens_group, with_one_rank
 from samestep.recorder.parameters import Moves
 from samestep.recorder.steps_alone import StepsAlone
 from samestep.world import World
@@ -46,6 +48,17 @@ def _read(path: str) -> str:
 def test_a_function_that_opens_a_group_is_a_rank() -> None:
     assert opens_group(_train) and opens_group(partial(_train, 0))
     assert not opens_group(_read) and not opens_group(torch.nn.Linear) and not opens_group(None)
+
+
+def test_the_environment_of_a_replay_has_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the script has set it for the processes that it starts, without an argument."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    groups: Any = sys.modules["torch.distributed.distributed_c10d"]
+    monkeypatch.setattr(groups, "rendezvous", groups.rendezvous)
+    found = []
+    player: Any = SimpleNamespace(ranks=2)
+    OwnRanks(World(0, 1), player)._run(lambda: found.append(os.environ["WORLD_SIZE"]), _read, 2)
+    assert found == ["1"]
 
 
 def test_a_gather_is_cut_where_one_part_alone_has_a_gradient() -> None:

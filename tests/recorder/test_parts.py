@@ -32,6 +32,7 @@ from samestep.recorder.batches import (
     order_of_rows,
     order_of_values,
 )
+from samestep.recorder.call_sites import CallSites
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.parameters import precisions
@@ -391,3 +392,21 @@ def test_a_replay_that_does_not_begin_has_a_record(tmp_path: Path) -> None:
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
     found = recorder.record("itself")
     assert (found.steps, found.saves) == ([], [])
+
+
+def test_the_line_that_makes_a_module_which_hashes_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchmetrics' do, which have none before their constructor ends."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counted = [3]
+
+        def __hash__(self) -> int:
+            return hash(tuple(self.counted))
+
+    sites = CallSites("", lambda: 0)
+    monkeypatch.setattr(torch.nn.Module, "__init__", sites._around_constructor(torch.nn.Module.__init__, "model"))
+    made = Counts()
+    made.counted.append(4)
+    assert sites.made_at(made)[0][0] == __file__

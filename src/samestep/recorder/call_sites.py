@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.recorder.parameters import WRAPPERS, plain
 from samestep.records.call_site import Call, CallRecord, CallSite
@@ -95,7 +95,8 @@ class CallSites:
         self._package = os.path.join(os.path.realpath(package), "") if package else ""
         self._steps_done = steps_done
         self._lines: dict[tuple[Call, str, int, Chain], Line] = {}
-        self._made: WeakKeyDictionary[object, Chain] = WeakKeyDictionary()
+        # By identity: an object may hash its own contents, which it does not have before its constructor ends.
+        self._made: Any = WeakIdKeyDictionary()
         self._is_users: dict[str, bool] = {}
         self._inside = threading.local()  # of a constructor, whose calls are no line of the user's
 
@@ -112,7 +113,7 @@ class CallSites:
 
     def made_at(self, thing: object) -> Chain:
         """Returns the user's lines that have made a loader, an optimizer or a model; none where they are not known."""
-        with suppress(TypeError):  # an object that cannot be hashed
+        with suppress(TypeError):  # an object without weak references
             return self._made.get(thing, ())
         return ()
 
@@ -143,7 +144,7 @@ class CallSites:
 
     def release(self) -> None:
         """Lets go of what was called: the training frees it when it will."""
-        self._lines, self._made = {}, WeakKeyDictionary()
+        self._lines, self._made = {}, WeakIdKeyDictionary()
 
     def _around(self, function: Callable[..., Any], call: Call) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -161,7 +162,7 @@ class CallSites:
         @functools.wraps(init)
         def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
             chain = sites._chain(is_model=call == "model")
-            with suppress(TypeError):  # an object that cannot be hashed
+            with suppress(TypeError):  # an object without weak references
                 sites._made.setdefault(self, chain)
             if call == "model":
                 return init(self, *args, **kwargs)

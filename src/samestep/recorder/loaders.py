@@ -173,11 +173,20 @@ class Loaders:
         self._since.clear()
 
     def _gave(self, number: int, rows: Sequence[str]) -> bool:
-        """Whether the last batch of a pass has tensors that are among a model's rows."""
-        batch = next((batch for batch in reversed(self.passes[number].requested[: self.passes[number].read])), None)
+        """Whether the last batch of a pass has tensors that are among a model's rows; not one that the latest pass of
+        the same loader has read, too, as where a script looks at a first batch before it begins an epoch."""
+        batch, latest = self._last_batch(number), self.latest
+        is_same_loader = latest is not None and self.passes[number].loader == self.passes[latest].loader
+        if latest is not None and is_same_loader and batch is not None and batch == self._last_batch(latest):
+            return False
         return not {*rows}.isdisjoint(
             digest for row in self.passes[number].digests[-len(batch or ()) :] for digest in row
         )
+
+    def _last_batch(self, number: int) -> list[int] | None:
+        """Returns the indices of the batch that a pass has read last."""
+        read = self.passes[number].requested[: self.passes[number].read]
+        return read[-1] if read else None
 
     def forget_training(self) -> None:
         """Takes what was trained so far for something else."""

@@ -103,6 +103,8 @@ class OwnRanks:
     def _run(self, call: Callable[[], Any], function: Any, ranks: int) -> None:
         if self._player and (name := _global_number(function, ranks, set())):
             self._player.stop(message("function_reads_ranks", name=name))
+        if self._player:
+            os.environ["WORLD_SIZE"] = "1"  # which the script may have set for the processes that it starts
         self._patch_group()
         seed_anew()  # a spawned process does not inherit the random state
         call()
@@ -114,8 +116,9 @@ class OwnRanks:
 
         @functools.wraps(rendezvous)
         def new_rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-            if self._player and world_size not in (-1, 1):
-                self._player.stop(message("group_of_other_ranks", ranks=world_size))
+            ranks = int(os.environ.get("WORLD_SIZE", 1)) if world_size == -1 else world_size
+            if self._player and ranks != 1:
+                self._player.stop(message("group_of_other_ranks", ranks=ranks))
             for name, value in self._rendezvous.items():
                 os.environ.pop(name, None)
                 if value is not None:

@@ -309,6 +309,40 @@ def test_a_gradient_that_own_code_clips_by_parameter(
     assert (finding.answer, finding.message.id) == (answer, said)
 
 
+def test_gradients_that_own_code_clips_and_nothing_reduces_are_named(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+    for rank in range(SIZE):
+        for step in range(STEPS):
+            arrays = dict(Record(tmp_path).arrays(f"step{step}", rank))
+            for number, name in enumerate(NAMES):
+                parts = [key for key in arrays if key.startswith("local") and key.endswith(f" {name}")]
+                own = sum(arrays[key] for key in parts)
+                arrays[f"taken {name}"] = own * (0.3 + 0.1 * rank + 0.1 * number)
+            write_arrays(tmp_path / f"rank{rank}.step{step}.npz", arrays)
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
+    assert finding_of(results, "gradient").message == message("ranks_never_reduce_gradients")
+
+
+def test_gradients_that_are_never_cleared_and_divided_by_a_scaler_are_not_clipped_by_own_code(tmp_path: Path) -> None:
+    """A scaler divides what is left of the step before a second time, so that little of it is added."""
+    scale = 2.0**15
+    judged(tmp_path, "mean")
+    for rank in range(SIZE):
+        first = dict(Record(tmp_path).arrays("step0", rank))
+        left: dict[str, np.ndarray] = {}
+        for step in range(STEPS):
+            arrays = {name: array * (-1) ** step for name, array in first.items()}
+            for name in NAMES[:1]:
+                arrays[f"taken {name}"] = arrays[f"taken {name}"] + left.get(name, 0.0)
+                left[name] = arrays[f"taken {name}"] / scale
+            write_arrays(tmp_path / f"rank{rank}.step{step}.npz", arrays)
+    ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    ranks = [replace(rank, steps=[replace(step, scale=scale) for step in rank.steps]) for rank in ranks]
+    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
+    assert finding_of(results, "gradient").message == message("gradients_never_cleared")
+
+
 @pytest.mark.parametrize(("scale", "answer"), [(None, "differs"), (65536.0, "unknown")])
 def test_a_gradient_that_is_nan_on_one_rank_is_named(scale: float | None, answer: str, tmp_path: Path) -> None:
     judged(tmp_path, "not finite")

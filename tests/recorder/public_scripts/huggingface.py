@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Plant, plant
+from recorder.public_scripts.case import Case, Plant, plant, words
 
 AT = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83")
 GLUE = ("datasets", "evaluate")
@@ -94,6 +94,48 @@ PETS = Case(
     prepare=pets,
     plants=(*COMMON, TWICE),
 )
+
+
+def tiny_model(folder: Path) -> None:
+    """Saves a small Llama and a tokenizer of words, which transformers reads from the folder "tiny"."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", "[BOS]", "[EOS]", *(f"w{number}" for number in range(40))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder / "tiny")
+    small = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+    config = transformers.LlamaConfig(vocab_size=64, max_position_embeddings=64, pad_token_id=0, **small)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "tiny")
+
+
+SFT_TRAINER, DPO_TRAINER = "trl/trainer/sft_trainer.py", "trl/trainer/dpo_trainer.py"
+
+
+def trl(name: str, *arguments: str, plants: tuple[Plant, ...]) -> Case:
+    common = "--model_name_or_path tiny --output_dir out --use_cpu --bf16 false --report_to none --max_length 32"
+    common += " --per_device_train_batch_size 4 --num_train_epochs 2 --gradient_checkpointing false"
+    return Case(
+        f"TRL {name}",
+        "huggingface/trl",
+        "f2cd57710ae345ea6428ae95363267fcf38a3dc8",
+        f"trl/scripts/{name}.py",
+        (*words(common), *arguments),
+        module=f"trl.scripts.{name}",
+        parts=("trl", "VERSION"),
+        packages=("datasets", "pyarrow"),
+        prepare=tiny_model,
+        plants=plants,
+    )
+
+
+def trained(trainer: str) -> tuple[Plant, ...]:
+    """Returns faults of a trainer's own loss and of its arguments, which are planted in its file."""
+    return ()
+
+
 CASES = (
     case("nlp_example"),
     PETS,
@@ -103,4 +145,6 @@ CASES = (
     case("by_feature/early_stopping"),
     case("by_feature/multi_process_metrics"),
     case("by_feature/ddp_comm_hook"),
+    trl("sft", "--dataset_name", "texts", "--gradient_accumulation_steps", "2", plants=trained(SFT_TRAINER)),
+    trl("dpo", "--dataset_name", "preferences", plants=trained(DPO_TRAINER)),
 )

@@ -45,9 +45,10 @@ def deepspeed(stage: int) -> Case:
         before=("deepspeed",),
         packages=("torchvision",),
         options=("--steps", "18"),
-        why="set_epoch has not been called, without which each epoch has the same order",
+        answer="differs",
+        why="set_epoch is never called",
         edits=(EPOCH_SET,),
-        note="the steps turn no epoch; nothing sets its sampler's epoch, which is said: set by hand",
+        note="nothing sets its sampler's epoch: set by hand",
         plants=(
             plant(
                 "divided by the ranks, too",

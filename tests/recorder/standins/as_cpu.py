@@ -57,6 +57,30 @@ def init_process_group(backend=None, *args, device_id=None, was=dist.init_proces
     return was(gloo(backend), *args, **kwargs)
 
 
+class Done:
+    """What an operation that has ended returns in the place of one that goes on."""
+
+    def wait(self, *_):
+        return True
+
+    def get_future(self):
+        return self
+
+
+def reduce_scatter_tensor(
+    output, input, op=dist.ReduceOp.SUM, group=None, async_op=False, was=dist.reduce_scatter_tensor
+):
+    was(output, input, dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op, group)
+    if op == dist.ReduceOp.AVG:
+        output.div_(dist.get_world_size(group))
+    return Done()
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False, was=dist.all_gather_into_tensor):
+    was(output_tensor, input_tensor, group)
+    return Done()
+
+
 def module_to(self, *args, was=torch.nn.Module.to, **kwargs):
     args = ["cpu" if type(each) is int else on_cpu(each) for each in args]
     return was(self, *args, **{key: on_cpu(value) for key, value in kwargs.items()})
@@ -87,7 +111,7 @@ class Properties:
 for name in SILENT:
     setattr(torch.cuda, name, lambda *_, **__: None)
 torch.cuda.is_available = lambda: True
-torch.cuda.is_bf16_supported = lambda *_: False
+torch.cuda.is_bf16_supported = lambda *_, **__: True
 torch.cuda.device_count = devices
 torch.cuda.current_device = lambda: 0
 torch.cuda.Event = Event
@@ -104,6 +128,8 @@ torch.accelerator.current_accelerator = lambda check_available=False: (
 torch.accelerator.set_device_index = torch.accelerator.device_index = lambda *_: None
 torch.accelerator.synchronize = lambda *_: None
 dist.init_process_group = init_process_group
+# gloo's have no future.
+dist.reduce_scatter_tensor, dist.all_gather_into_tensor = reduce_scatter_tensor, all_gather_into_tensor
 torch.nn.Module.to = module_to
 torch.nn.Module.cuda = lambda self, *_: self
 torch.nn.SyncBatchNorm.convert_sync_batchnorm = staticmethod(lambda module, *_: module)  # has no CPU kernel

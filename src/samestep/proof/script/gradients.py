@@ -49,7 +49,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             scale = loss_weight(gradients.as_mean(), ranks, step)
             scales.append(scale if scale.answer == "differs" else unseen)
             continue
-        if gradients.not_mean and gradients.is_mean_clipped_alike():
+        held = all(gradients.holds(*pair, before) for pair in gradients.not_mean)
+        if gradients.not_mean and not held and gradients.is_mean_clipped_alike():
             clipped += 1
             scales.append(Finding("loss weight", "unknown", message("clipped_by_own_code")))
             continue
@@ -191,6 +192,8 @@ def _cause(
         if all(gradients.is_mean_of(*pair, slice(first, None)) for pair in wrong):
             cause = message("gradients_removed_between_micro_batches", removed=first, micro_batches=count)
             return cause, message("gradient_from_micro_batch_on", micro_batch=first)
+    if gradients.are_own_clipped():
+        return message("ranks_never_reduce_gradients"), of_rank
     if gradients.is_mean_of_clipped():
         return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))

@@ -114,6 +114,17 @@ class StepGradients:
         """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
         return all(self.is_own(*pair) for pair in self.not_mean)
 
+    def are_own_clipped(self) -> bool:
+        """Whether each gradient that is not the mean is the rank's own times a factor, at most one."""
+        for rank, name in self.not_mean:
+            own: Array = sum(self.local[rank][name], np.zeros(1))
+            square = float(own @ own)
+            factor = float(self.reduced[rank][name] @ own) / square if square else 0.0
+            rest = norm(self.reduced[rank][name] - factor * own)
+            if not 0 < factor <= 1 + self.close or rest > self.close * factor * self.size_of_parts(name):
+                return False
+        return self.size > 1
+
     def is_partial(self, rank: int, name: str, last: int) -> bool:
         """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
         added = sum(self.local[rank][name][last + 1 :], np.zeros(1))

@@ -1,10 +1,5 @@
-"""A stand-in for timm: create_model() of a small network."""
+"""A stand-in for timm at the version that scripts ask for: its names, and small networks."""
 
+from .models import create_model as create_model
 
-def create_model(name, pretrained=False, num_classes=1000, **_):
-    from torchvision.models import ResNet
-
-    model = ResNet(num_classes)
-    model.default_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
-    model.get_classifier = lambda: model.fc
-    return model
+__version__ = "0.3.2"

@@ -4,4 +4,6 @@ import PIL.Image as PIL_IMAGE  # noqa: F401, as torchvision does: scripts rely o
 
 from . import datasets as datasets
 from . import models as models
+from . import ops as ops
 from . import transforms as transforms
+from . import utils as utils

@@ -1,6 +1,8 @@
 """Datasets of random pictures, the same in every process; `transform` is applied as torchvision does."""
 
+import numpy
 import torch
+from PIL import Image
 
 ROWS = 200
 
@@ -37,13 +39,22 @@ class FashionMNIST(MNIST): ...
 
 
 class ImageFolder(Pictures):
+    """Its rows are pictures of PIL, as transforms of scripts may use PIL's functions."""
+
     shape = (3, 16, 16)
 
     def __init__(self, root, transform=None):
         super().__init__(train="train" in str(root), transform=transform)
+
+    def __getitem__(self, index):
+        row = Image.fromarray((self.data[index] * 255).byte().permute(1, 2, 0).numpy().astype(numpy.uint8))
+        return self.transform(row) if self.transform else row, self.targets[index]
 
 
 class FakeData(Pictures):
     def __init__(self, size=1000, image_size=(3, 16, 16), num_classes=10, transform=None):
         self.shape, self.classes_of, self.many = image_size, num_classes, min(size, ROWS)
         super().__init__(transform=transform)
+
+
+class KMNIST(MNIST): ...

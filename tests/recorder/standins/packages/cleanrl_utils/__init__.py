@@ -1,0 +1,1 @@
+"""The repository's own wrappers, of environments that are stand-ins here."""

@@ -1,0 +1,1 @@
+ClipRewardEnv = EpisodicLifeEnv = FireResetEnv = MaxAndSkipEnv = NoopResetEnv = None

@@ -1,0 +1,14 @@
+"""A stand-in for pandas: read_csv(), and the columns of it."""
+
+import csv
+
+
+class Column(list):
+    def tolist(self):
+        return [*self]
+
+
+def read_csv(path, sep=","):
+    with open(path) as file:
+        rows = [*csv.DictReader(file, delimiter=sep)]
+    return {name: Column(row[name] for row in rows) for name in rows[0]}

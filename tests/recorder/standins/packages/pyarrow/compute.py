@@ -1,0 +1,1 @@
+"""Functions of tables, which are imported and not used here."""

@@ -1,0 +1,1 @@
+"""Types of columns, which are imported and not used here."""

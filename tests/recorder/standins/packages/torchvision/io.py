@@ -1,0 +1,1 @@
+"""Files of videos, which are not read here."""

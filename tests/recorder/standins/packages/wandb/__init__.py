@@ -1,0 +1,1 @@
+"""A stand-in for wandb, which is imported and not used here."""

@@ -1,0 +1,1 @@
+_shuffle = None
