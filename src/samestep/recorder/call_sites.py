@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ class CallSites:
         self._steps_done = steps_done
         self._lines: dict[tuple[Call, str, int, Chain], Line] = {}
         # By identity: an object may hash its own contents, which it does not have before its constructor ends.
-        self._made: Any = WeakIdKeyDictionary()
+        self._made: MutableMapping[object, Chain] = WeakIdKeyDictionary()
         self._is_users: dict[str, bool] = {}
         self._inside = threading.local()  # of a constructor, whose calls are no line of the user's
 
