@@ -65,8 +65,15 @@ def _of_frame(frame: FrameType, file: str) -> list[LoopRecord]:
         and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         and (node.lineno >= function or frame.f_code.co_name == "<module>")
     ]
+    # What a loop counts by is another value in its next round.
+    counted = {name.id for loop in around for name in _names(getattr(loop, "target", None))}
     values = {**frame.f_globals, **frame.f_locals}
+    values = {name: value for name, value in values.items() if name not in counted}
     return [LoopRecord(file, node.lineno, _length(node, values)) for node in sorted(around, key=lambda n: -n.lineno)]
+
+
+def _names(tree: ast.AST | None) -> list[ast.Name]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name)] if tree else []
 
 
 def _length(loop: ast.AST, values: dict[str, Any]) -> int | None:
@@ -87,6 +94,8 @@ def _rounds(head: ast.expr, values: dict[str, Any]) -> int:
         if name in WRAPPERS and head.args:
             return _rounds(head.args[0], values)
         raise Unknown
+    if isinstance(head, ast.List | ast.Tuple) and not any(isinstance(value, ast.Starred) for value in head.elts):
+        return len(head.elts)
     return _size(_value(head, values))
 
 
