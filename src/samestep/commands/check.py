@@ -24,7 +24,8 @@ from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.message import Message, message
-from samestep.proof.script import judge, with_replay, with_sites
+from samestep.proof.script import judge, with_coefficients, with_replay, with_sites
+from samestep.proof.script.coefficients import one_process_decides
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
@@ -72,15 +73,16 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         record = _run(options, folder, options.nproc, command)
         plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
         ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
-        results = judge(plan, ranks, record, typed_command())
-        if keep and results.answer == "differs":
+        sources = read_sources(files_of(ranks))
+        results = with_coefficients(judge(plan, ranks, record, typed_command()), ranks, sources)
+        if keep and results.answer == "differs" and not one_process_decides(results.findings):
             results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
             findings = replay(plan, ranks, record, lambda replay_folder: _run(options, replay_folder, 1))
             results = with_replay(results, findings)
     finally:
         fork_client.close()
-    results = with_sites(results, ranks, read_sources(files_of(ranks)), Path.cwd())
+    results = with_sites(results, ranks, sources, Path.cwd())
     if options.fix:
         here = Path.cwd()
 

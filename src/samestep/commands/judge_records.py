@@ -11,7 +11,7 @@ from pathlib import Path
 from samestep.commands.user_sources import read_sources
 from samestep.errors import UserError
 from samestep.message import message
-from samestep.proof.script import first_divergence, judge, with_sites
+from samestep.proof.script import first_divergence, judge, with_coefficients, with_sites
 from samestep.proof.script.diff import RecordPair, answer_of, compare_records
 from samestep.proof.script.findings import common_steps
 from samestep.proof.script.sites import files_of
@@ -27,8 +27,9 @@ def judge_records(folder: Path) -> CheckResults:
     """Judges what all ranks of a plan have recorded. Writes results.json beside the records."""
     plan = read(ScriptPlan, folder / PLAN)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(plan.ranks)]
-    judged = judge(plan, ranks, Record(folder))
-    results = with_english(with_sites(judged, ranks, read_sources(files_of(ranks)), Path.cwd()))
+    sources = read_sources(files_of(ranks))
+    judged = with_coefficients(judge(plan, ranks, Record(folder)), ranks, sources)
+    results = with_english(with_sites(judged, ranks, sources, Path.cwd()))
     write(folder / RESULTS, results)
     return results
 

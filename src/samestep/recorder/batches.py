@@ -219,13 +219,12 @@ def _usual_orders(sizes: Sequence[int]) -> Iterator[list[int]]:
             ]
 
 
-def holds_loss(data: Any) -> bool:
-    """Whether a model's output holds a loss: a scalar with a gradient."""
+def holds_loss(data: Any, graph: bool = True) -> bool:
+    """Whether a model's output holds a loss: a scalar; graph: with a gradient."""
     if isinstance(data, Tensor):
-        return not data.dim() and data.requires_grad
-    if hasattr(data, "keys"):
-        return any(holds_loss(data[key]) for key in data.keys())  # noqa: SIM118
-    return isinstance(data, tuple | list) and any(map(holds_loss, data))
+        return not data.dim() and (data.requires_grad or not graph) and data.is_floating_point()
+    parts = [data[key] for key in data.keys()] if hasattr(data, "keys") else data  # noqa: SIM118
+    return isinstance(parts, tuple | list) and any(holds_loss(part, graph) for part in parts)
 
 
 def moved_like(data: Any, like: Any) -> Any:

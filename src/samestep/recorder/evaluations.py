@@ -6,17 +6,19 @@ Collectives are read from torch's flight recorder, which sees those of C++ (Dist
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from samestep.rank import flight_recorder
 from samestep.rank.digests import digests
-from samestep.recorder.loaders import Loaders
+from samestep.recorder.loaders import Loaders, rows_of
 from samestep.records.flight_recorder import Entry
 from samestep.records.script import NO_LOADER, EvaluationRecord, GroupRecord
 
 ENTRIES = 20_000  # collectives that torch keeps
+ROWS = 1024  # of an evaluation without a loader that are looked at
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -59,19 +61,22 @@ class Evaluations:
         self._records: dict[int, EvaluationRecord] = {}  # by the number of the pass
         self._since: int | None = None  # the last collective before an evaluation that goes on
 
-    def evaluated(self, module: nn.Module, step: int) -> None:
+    def evaluated(self, module: nn.Module, step: int, inputs: Any, with_loss: bool) -> None:
         """Is called after each forward of an outermost module that is not training."""
         latest = self._loaders.latest
         self._loaders.evaluated()
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
-        if number in self._records:
+        rows = rows_of(inputs) if number < 0 and with_loss else []
+        if record := self._records.get(number):
+            if rows and len(record.rows) < ROWS:
+                self._records[number] = replace(record, rows=[*record.rows, *rows])
             return
         statistics = _statistics(module)
-        if number < 0 and not statistics:
+        if number < 0 and not statistics and not rows:
             return
         if self._since is None:
             self._since = max((entry.record_id for entry in _collectives()), default=-1)
-        self._records[number] = EvaluationRecord(max(number, NO_LOADER), step, statistics)
+        self._records[number] = EvaluationRecord(max(number, NO_LOADER), step, statistics, rows=rows)
 
     def trains(self) -> None:
         """Is called before each training forward: it ends what was evaluated before it."""

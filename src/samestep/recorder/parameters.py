@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from samestep.rank.shards import is_shard
+from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
 from samestep.recorder.sharding import Flattened, OnClip, OnGradient
 from samestep.recorder.window import dtype_name
@@ -86,6 +86,46 @@ class Moves:
         return flat[:: max(1, len(flat) // SAMPLED)].clone()
 
 
+class TakenGradients:
+    """The gradients that a step has taken and that nothing has cleared since. left: names of their parameters, as of
+    the latest backward pass, which has added to them.
+
+    A gradient that is written to in between, as by zero_() or a decay, is another one.
+    """
+
+    def __init__(self) -> None:
+        self.left: set[str] = set()
+        self._versions: dict[str, int] = {}
+
+    def begin_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        gradients = {name: parameters[name].grad for name in self._versions if name in parameters}
+        self.left = {
+            name
+            for name, gradient in gradients.items()
+            if gradient is not None and gradient._version == self._versions[name] and _is_not_zero(gradient)
+        }
+
+    def end_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._versions = {
+            name: gradient._version for name in self.left if (gradient := parameters[name].grad) is not None
+        }
+
+    def end_step(self, held: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> list[str]:
+        """Returns the names of an optimizer's parameters whose gradient was that of its step before, and more."""
+        names = {*held}
+        uncleared, self.left = sorted(self.left & names), self.left - names
+        taken = {name: parameters[name].grad for name in names}
+        self._versions |= {name: gradient._version for name, gradient in taken.items() if gradient is not None}
+        return uncleared
+
+    def forget(self) -> None:
+        self.left, self._versions = set(), {}
+
+
+def _is_not_zero(gradient: Tensor) -> bool:
+    return gradient.layout != torch.strided or bool(block_of(gradient).any())
+
+
 class Parameters:
     """The parameters that are trained, and the weights that are not.
 
@@ -105,6 +145,7 @@ class Parameters:
         self._modules: list[Any] = []  # outermost ones that have been trained
         self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
         self._moves: dict[str, Moves] = {}
+        self._taken_gradients = TakenGradients()
         self.ties: list[tuple[str, str]] = []
         self._digests: dict[str, int] = {}  # of what this rank holds, before the step that comes next
         self._hooks: list[Any] = []
@@ -220,6 +261,17 @@ class Parameters:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         return [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
 
+    def begin_backward(self) -> None:
+        self._taken_gradients.begin_backward(self.by_name)
+
+    def end_backward(self) -> None:
+        self._taken_gradients.end_backward(self.by_name)
+
+    def uncleared(self, held: Iterable[str]) -> list[str]:
+        """Returns the names of those whose gradient of the optimizer's step before is still in that of this step."""
+        whole = [name for name in held if id(self.by_name[name]) not in self.flattened.parts]
+        return self._taken_gradients.end_step(whole, self.by_name)
+
     def after_step(self) -> tuple[dict[str, int], list[str]]:
         """Returns (digests of the whole parameters, names of all that have moved since the step before)."""
         digests = sharding.digests_of(self.by_name)
@@ -259,9 +311,11 @@ class Parameters:
         ):
             held.clear()
         self._modules, self._frozen = [], {}
+        self._taken_gradients.forget()
 
     def release(self) -> None:
         """Lets go of the models."""
+        self._taken_gradients.forget()
         for held in (self._moves, self.by_name, self._modules, self._frozen, self._unsharded):
             held.clear()
 

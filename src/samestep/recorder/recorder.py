@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.recorder import patches, sharding
+from samestep.recorder.batches import holds_loss
 from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
@@ -263,6 +264,7 @@ class Recorder:
                 ScheduleRecord(number, patches.length_of(scheduler))
                 for number, scheduler in enumerate(self._schedulers)
             ],
+            follows=self._untrained.follows(self.parameters.by_name, self.parameters.start),
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -286,7 +288,7 @@ class Recorder:
             self._rollouts[step] += patches.is_in_training_mode(module)
             self.timed(self._note_forward)("evaluation", module)
             output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
-            self.timed(self._evaluations.evaluated)(module, step)
+            self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), holds_loss(output, graph=False))
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
@@ -369,6 +371,8 @@ class Recorder:
     def _begin_backward(self, loss: Any) -> None:
         heartbeat.begin(BACKWARD, len(self.steps))
         self._backward_depth += 1
+        if self._backward_depth == 1:
+            self.timed(self.parameters.begin_backward)()
         scalar = scalar_of(loss)
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
             self.timed(self._untrained.note_updates)()
@@ -383,6 +387,7 @@ class Recorder:
     def _end_backward(self) -> None:
         self._backward_depth -= 1
         if self._backward_depth == 0:
+            self.timed(self.parameters.end_backward)()
             self.window.done = len(self.window.micro_batches)
 
     def _gather(self) -> None:
@@ -503,6 +508,7 @@ class Recorder:
                 late_clips=window.late_clips,
                 unawaited=window.unawaited,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
+                uncleared=[] if self.engine else self.parameters.uncleared(held),
             )
         )
         if window.calls:

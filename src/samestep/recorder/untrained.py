@@ -58,8 +58,7 @@ class _Held:
         if now is None:
             return None
         tensor = now.detach()
-        flat = tensor.reshape(-1)
-        place, sample = (tensor.data_ptr(), tensor._version), flat[:: max(1, len(flat) // SAMPLED)].clone()
+        place, sample = (tensor.data_ptr(), tensor._version), _sample(tensor)
         before, self.sample = self.sample, sample
         moved, self.place = place != self.place, place
         if before is None or before.shape != sample.shape:
@@ -85,6 +84,7 @@ class Untrained:
         self._modules: dict[int, nn.Module] = {}
         self._prefixes = Counter[str]()
         self._first: dict[str, _Held] = {}  # network -> a weight that stands for it between the steps
+        self._begin: dict[str, tuple[int, Tensor]] = {}  # network -> the digest of that weight at first, and a sample
         self._updates, self._early = Counter[str](), set[str]()
 
     def add(self, module: nn.Module, is_copy: bool = False) -> None:
@@ -108,8 +108,10 @@ class Untrained:
             self._names[id(owner), attribute], self._held[full_name] = full_name, held
             self._records[full_name] = UntrainedRecord(kind, network, held.digest, called=not is_copy)
             if kind == "frozen" and looked[0].is_floating_point() and network not in self._first:
-                self._first[network] = _Held(owner, attribute)
-                self._first[network].look()
+                self._first[network] = first = _Held(owner, attribute)
+                first.look()
+                if first.sample is not None:
+                    self._begin[network] = held.digest, first.sample
 
     def call(self, module: nn.Module) -> None:
         """Notes a forward pass of a module that is not trained by it."""
@@ -155,6 +157,20 @@ class Untrained:
         self._early.clear()
         return new, updates, early
 
+    def follows(self, trained: Mapping[str, Tensor], start: Mapping[str, int]) -> dict[str, float]:
+        """Returns how far each network that began as a copy of trained weights has moved, as a share of how far these
+        have. start: the digests of the first trained weights."""
+        names, shares = {start[name]: name for name in trained if name in start}, {}
+        for network, (digest, begin) in self._begin.items():
+            now, name = self._first[network].now(), names.get(digest)
+            if now is None or name is None or trained[name].shape != now.shape:
+                continue
+            to = _sample(trained[name])
+            way = float((to - begin).double().abs().sum())
+            if way:
+                shares[network] = float((_sample(now) - begin).double().abs().sum()) / way
+        return shares
+
     def records(self) -> dict[str, UntrainedRecord]:
         """Returns what is held, without parameters that are trained by now."""
         trained = {
@@ -170,7 +186,7 @@ class Untrained:
 
     def release(self) -> None:
         """Lets go of the models."""
-        for held in (self._held, self._first, self._names, self._modules, self.copies):
+        for held in (self._held, self._first, self._begin, self._names, self._modules, self.copies):
             held.clear()
 
     def _tensors(self, module: nn.Module) -> Iterator[tuple[str, nn.Module, str, UntrainedKind]]:
@@ -184,6 +200,11 @@ class Untrained:
                 persistent = attribute not in owner._non_persistent_buffers_set and attribute not in STATISTICS
                 if buffer is not None and persistent and not _is_apart(buffer):
                     yield ".".join([*words, attribute]), owner, attribute, "buffer"
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED)].clone()
 
 
 def _is_apart(tensor: Tensor) -> bool:

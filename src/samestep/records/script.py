@@ -149,7 +149,8 @@ class StepRecord:
     optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
     gathered from the ranks has a gradient for this rank's part alone. late_clips: clippings since the step before whose
     gradients were removed before any backward pass: of gradients that a step had taken already. unawaited: reductions
-    (async_op=True) whose tensor was changed before they were awaited, or that the step did not wait for.
+    (async_op=True) whose tensor was changed before they were awaited, or that the step did not wait for. uncleared:
+    parameters whose gradient still holds what the optimizer's step before has taken.
     """
 
     optimizer: int
@@ -176,6 +177,7 @@ class StepRecord:
     cut_gathers: int = 0
     late_clips: int = 0
     unawaited: int = 0
+    uncleared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -217,13 +219,15 @@ class EvaluationRecord:
     """One pass over a DataLoader that is evaluated and not trained. number: of the pass, among all; NO_LOADER for
     forward passes of other data, which are kept only where the model has BatchNorm's statistics. step: how many
     optimizer steps had been taken. buffers: digests of the evaluated model's BatchNorm statistics.
-    collectives: the operations called from its first forward up to the next training forward.
+    collectives: the operations called from its first forward up to the next training forward. rows: digests of the
+    model's inputs, of forward passes of other data that return a loss.
     """
 
     number: int
     step: int
     buffers: Mapping[str, int] = field(default_factory=dict)
     collectives: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
 
 
 UntrainedKind = Literal["frozen", "buffer"]
@@ -316,7 +320,8 @@ class ScriptRecord:
     others took none. rollouts: (step, forwards without gradients in training mode before it). ties:
     (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
     of 16-bit weights that no step has moved, of those with a gradient; None where there are none. loops: those around
-    the first step, the innermost first; none where code of a library lies between them.
+    the first step, the innermost first; none where code of a library lies between them. follows: network that begins as
+    a copy of trained weights -> how far it has moved, as a share of how far these have.
     """
 
     rank: int
@@ -343,6 +348,7 @@ class ScriptRecord:
     still: float | None = None
     loops: list[LoopRecord] = field(default_factory=list)
     schedules: list[ScheduleRecord] = field(default_factory=list)
+    follows: Mapping[str, float] = field(default_factory=dict)
 
 
 # The replay in one process

@@ -12,6 +12,7 @@ from proof.script.test_script import NAMES, ranks_of, with_steps
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
 from samestep.proof.script.frozen_weights import with_effects
+from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.script import Finding, MicroBatchRecord, ScriptRecord
 
 
@@ -82,3 +83,28 @@ def test_ranks_that_roll_out_at_different_steps(
     explores = [replace(rank, rollouts=[(step, 1 + step % 2) for step, _ in rank.rollouts]) for rank in ranks]
     assert warned(explores) == []
     assert warned(ranks) == ([message("ranks_part_at_a_step", ranks=[0, 1], step=step)] if step else [])
+
+
+@pytest.mark.parametrize(
+    ("value", "apart", "calls", "said"),
+    [
+        (0.6931471824645996, 0.0, 4, ["reference_follows_policy"]),
+        (0.6931471824645996, 0.0, 0, ["loss_never_changes"]),
+        # A loss that changes, one of 16 bits, and one of advantages whose mean is taken away.
+        (0.6931471824645996, 1e-3, 4, []),
+        (10.75, 0.0, 4, []),
+        (3e-8, 0.0, 4, []),
+    ],
+)
+def test_a_loss_that_never_changes_compares_a_thing_with_itself(
+    value: float, apart: float, calls: int, said: list[str], tmp_path: Path
+) -> None:
+    ranks = []
+    for rank in ranks_of(tmp_path):
+        steps = [
+            replace(step, micro_batches=[replace(batch, value=value + apart * number) for batch in step.micro_batches])
+            for number, step in enumerate(rank.steps)
+        ]
+        call = CallRecord("evaluation", "Net", [CallSite("train.py", 3)], count=calls)
+        ranks.append(replace(rank, steps=steps, calls=[call]))
+    assert [message.id for message in warned(ranks)] == said

@@ -88,3 +88,15 @@ def test_a_buffer_of_each_rank_matters_where_the_gradient_of_one_process_is_anot
 
     assert [after(answer).answer for answer in ("right", "unknown", "differs")] == ["right", "warning", "differs"]
     assert buffers(together(tmp_path, [1, 2, 3, 4], [1, 2, 3, 4], kind="buffer")) == []
+
+
+@pytest.mark.parametrize(("follows", "said"), [(1e-7, "average_never_updated"), (1e-3, "frozen_weights_are_the_same")])
+def test_an_average_that_is_written_and_stays_is_warned_of(follows: float, said: str, tmp_path: Path) -> None:
+    """As one that is averaged with itself, or by a decay of one: rounding is no movement."""
+    ranks = []
+    for rank in together(tmp_path, [2, 3, 4, 5], [2, 3, 4, 5]):
+        start = {**rank.start, next(iter(rank.steps[0].weights)): 1}
+        held = {"net.weight": replace(rank.untrained[NAME], network="net")}
+        steps = [replace(step, updates={"net": 1}, changed={}) for step in rank.steps]
+        ranks.append(replace(rank, start=start, untrained=held, steps=steps, follows={"net": follows}))
+    assert frozen_weights(ranks).message.id == said

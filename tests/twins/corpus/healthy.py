@@ -20,7 +20,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "nanochat": ("", "--accumulate 2", "--whole"),
     "minimind": ("", "--accumulation_steps 1", "--dtype bfloat16"),
     "token_mean": ("", "--optimizer Adam"),
-    "cleanrl_ppo": ("", "--target-kl 0.0001"),
+    "cleanrl_ppo": ("", "--target-kl 0.0074"),
     "dqn": ("", "--tau 0.1 --target-every 1"),
     "by_hand": ("", "--clip each", "--clip whole", "--asynchronous"),
     "gan": ("", "--critic-steps 2", "--optimizer SGD"),

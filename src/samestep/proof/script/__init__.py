@@ -9,10 +9,12 @@ from pathlib import PurePath
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
 from samestep.proof.script.beside_steps import collectives, randoms, saves
+from samestep.proof.script.coefficients import with_one_process, without_coefficients
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.schedules import with_schedules
@@ -70,7 +72,14 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
-    return _with_findings(results, [*with_effects(results.findings, replay_findings), *replay_findings])
+    replayed = next((finding.answer for finding in replay_findings if finding.question == "replayed gradient"), None)
+    findings = [with_one_process(finding, replayed) for finding in with_effects(results.findings, replay_findings)]
+    return _with_findings(results, [*findings, *replay_findings])
+
+
+def with_coefficients(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:
+    """Takes factors of the losses that are written down as numbers for what they may be: coefficients."""
+    return _with_findings(results, without_coefficients(results.findings, ranks, sources))
 
 
 def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: PurePath) -> CheckResults:
@@ -78,7 +87,9 @@ def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: Pu
 
     sources: the files that they are in. folder: which a patch's name of a file is relative to.
     """
-    findings = located(with_schedules(results.findings, ranks, sources), ranks, sources)
+    seen = {finding.message.id for finding in results.findings}
+    unseen = [finding for finding in never_runs(ranks, sources) if finding.message.id not in seen]
+    findings = located(with_schedules([*results.findings, *unseen], ranks, sources), ranks, sources)
     return replace(
         _with_findings(results, findings),
         findings=[_with_patch(finding, ranks, sources, folder) for finding in findings],

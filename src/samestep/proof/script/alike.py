@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps
 from samestep.records.script import Finding
@@ -9,11 +13,12 @@ from samestep.records.script import Finding
 STILL = 0.5  # the share of elements that is warned of
 FEWEST_STEPS = 4
 RISES = 1.05
+LEAST, SAME = 1e-4, 1e-6  # of losses that are the same, and how near they are to each other
 
 
 def alike(ranks: Ranks) -> list[Finding]:
     """Returns the warnings; none where nothing is seen."""
-    checks = (gathers, ties, rounded_updates, forwards, rollouts)
+    checks = (gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
     return [finding for check in checks if (finding := check(ranks))]
 
 
@@ -44,6 +49,36 @@ def rounded_updates(ranks: Ranks) -> Finding | None:
         return None
     said = message("updates_lost_in_rounding", still=first.still, steps=len(rates), rate=rates[-1])
     return Finding("updates", "warning", said)
+
+
+def constant_losses(ranks: Ranks) -> Finding | None:
+    """Finds a loss that has one value in all micro-batches of all steps, of other rows, while the weights move: what it
+    compares is one and the same, as a policy with a reference that is the policy itself."""
+    first = ranks[0]
+    values = [batch.value for rank in ranks for step in rank.steps for batch in step.micro_batches]
+    rows = {tuple(batch.rows) for step in first.steps for batch in step.micro_batches}
+    moving = [step for step in first.steps if step.moved]
+    if len(moving) < FEWEST_STEPS or len(rows) < FEWEST_STEPS or None in values:
+        return None
+    value = float(values[0] or 0.0)
+    # 16 bits hold few values, and a loss of advantages whose mean is taken away is zero.
+    if (
+        _has_16_bits(value)
+        or abs(value) < LEAST
+        or not all(math.isclose(value, v or 0.0, rel_tol=SAME) for v in values)
+    ):
+        return None
+    steps = len(first.steps)
+    counts = [call.count for call in first.calls if call.call in ("evaluation", "frozen forward")]
+    if max(counts, default=0) >= steps:
+        return Finding("updates", "warning", message("reference_follows_policy", loss=value, steps=steps))
+    return Finding("updates", "warning", message("loss_never_changes", loss=value, steps=steps))
+
+
+def _has_16_bits(value: float) -> bool:
+    """Whether a value is one of bfloat16's, or of float16's."""
+    bits = int(np.float32(value).view(np.uint32))
+    return bits & 0x1FFF == 0
 
 
 def forwards(ranks: Ranks) -> Finding | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from samestep.message import message
-from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks, common_steps, differs, first_apart
 from samestep.records.script import Finding, GroupRecord, Question
 
 WORLD = "0"  # torch's name of the default group
@@ -133,5 +134,20 @@ def saves(ranks: Ranks) -> Finding:
         first = min(steps.values())
         cause = message("ranks_write_one_file", ranks=[*steps], file=PurePath(file).name, step=first)
         return Finding("saves", "warning", cause)
+    if apart := _saved_apart(ranks):
+        return Finding("saves", "warning", apart)
     said = message("files_of_one_rank_each", files=len(writers)) if writers else message("no_file_saved")
     return Finding("saves", "right", said)
+
+
+def _saved_apart(ranks: Ranks) -> Message | None:
+    """Returns that ranks which each write files whose names differ in numbers alone write them at different steps."""
+    kinds: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # kind -> rank -> steps
+    for rank, record in enumerate(ranks):
+        for save in record.saves:
+            kinds[re.sub(r"\d+", "#", PurePath(save.file).name)][rank].add(save.step)
+    for kind, steps in kinds.items():
+        if (step := first_apart(steps)) is not None:
+            savers = [rank for rank in steps if step in steps[rank]]
+            return message("ranks_save_at_different_steps", ranks=savers, step=step, file=kind)
+    return None

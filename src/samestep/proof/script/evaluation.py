@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from samestep.message import Message, message
-from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.findings import Ranks, differs, first_apart
 from samestep.proof.script.rows import WHOLE, indices, own_datasets, rows_in_common
 from samestep.records.script import NO_LOADER, EvaluationRecord, Finding, PassRecord, Question
 
@@ -18,13 +19,16 @@ OWN_COLLECTIVES = {"horovod"}  # libraries whose collectives torch does not reco
 def evaluation(ranks: Ranks) -> Finding:
     """Whether the ranks together evaluate each row once, with the same model: of each evaluation, until one differs."""
     findings: list[Finding] = []
+    if apart := _evaluated_apart(ranks):
+        findings.append(_warning(apart))
     for number in range(max(len(rank.evaluations) for rank in ranks)):
         records = {
             rank: record.evaluations[number] for rank, record in enumerate(ranks) if number < len(record.evaluations)
         }
         statistics = _statistics([*records.values()])
         if any(record.number == NO_LOADER for record in records.values()):
-            findings += [statistics] if statistics else []
+            own = _own_rows_not_reduced([*records.values()], ranks)
+            findings += [finding for finding in (statistics, own) if finding]
             continue
         passes = [ranks[rank].passes[record.number] for rank, record in records.items()]
         finding = _of_evaluation(passes, [*records.values()], len(ranks))
@@ -37,6 +41,22 @@ def evaluation(ranks: Ranks) -> Finding:
         findings.append(finding)
     nothing = Finding(QUESTION, "unknown", message("no_evaluation_seen"))
     return next((finding for finding in findings if finding.answer == "warning"), findings[0] if findings else nothing)
+
+
+def _evaluated_apart(ranks: Ranks) -> Message | None:
+    """Returns that ranks which each evaluate a loader do so at different steps."""
+    loaders: dict[tuple[str, int], dict[int, set[int]]] = {}  # the line that makes a loader -> rank -> steps
+    for rank, record in enumerate(ranks):
+        made = {call.number: call.sites[0] for call in record.calls if call.call == "loader" and call.sites}
+        for evaluated in record.evaluations:
+            number = record.passes[evaluated.number].loader if evaluated.number != NO_LOADER else NO_LOADER
+            if site := made.get(number):
+                loaders.setdefault((site.file, site.line), {}).setdefault(rank, set()).add(evaluated.step)
+    for steps in loaders.values():
+        if (step := first_apart(steps)) is not None:
+            ranks_then = [rank for rank in steps if step in steps[rank]]
+            return message("ranks_evaluate_at_different_steps", ranks=ranks_then, step=step)
+    return None
 
 
 def _warning(said: Message) -> Finding:
@@ -113,11 +133,28 @@ def _is_never_brought_together(passes: Sequence[PassRecord], records: Sequence[E
     libraries = {name for rank in ranks for name in rank.libraries}
     if len(passes) < len(ranks) or len(ranks) == 1 or OWN_COLLECTIVES & libraries:
         return False
-    contents = _contents(passes)
-    other_rows = all(contents) and len(set().union(*contents)) > 1.5 * max(map(len, contents))
+    return _are_others(_contents(passes)) and _follows_no_reduction(records, ranks)
+
+
+def _own_rows_not_reduced(records: Sequence[EvaluationRecord], ranks: Ranks) -> Finding | None:
+    """Warns of losses of other rows on each rank, read without a DataLoader, that nothing brings together."""
+    trained = {row for rank in ranks for step in rank.steps for batch in step.micro_batches for row in batch.rows}
+    rows = [{*record.rows} for record in records]
+    all_evaluate = len(records) == len(ranks) > 1 and len({record.step for record in records}) == 1
+    if not all_evaluate or not _are_others(rows) or not trained.isdisjoint(set().union(*rows)):
+        return None
+    return _warning(message("evaluation_not_reduced")) if _follows_no_reduction(records, ranks) else None
+
+
+def _are_others(rows: Sequence[set[Any]]) -> bool:
+    """Whether each rank evaluates other rows."""
+    return all(rows) and len(set().union(*rows)) > 1.5 * max(map(len, rows))
+
+
+def _follows_no_reduction(records: Sequence[EvaluationRecord], ranks: Ranks) -> bool:
     called = [name for record in records for name in record.collectives if "barrier" not in name]
     known = all(rank.groups for rank in ranks) and all(record.collectives for record in records)
-    return known and other_rows and not any(REDUCES in name or GATHERS in name for name in called)
+    return known and not any(REDUCES in name or GATHERS in name for name in called)
 
 
 def _only_adds(records: Sequence[EvaluationRecord]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.message import Message
@@ -41,6 +41,13 @@ def differs(
 def common_steps(ranks: Ranks) -> range:
     """Returns the numbers of the steps that all ranks have recorded."""
     return range(min(len(rank.steps) for rank in ranks))
+
+
+def first_apart(steps: Mapping[int, set[int]]) -> int | None:
+    """Returns the first step at which some ranks do what others do not, of those that do it at all; None where they do
+    it at the same steps. steps: rank -> those before which it does it."""
+    all_steps = set[int]().union(*steps.values())
+    return min((step for step in all_steps if not all(step in of_rank for of_rank in steps.values())), default=None)
 
 
 def rank_apart(values: Sequence[Any]) -> int:

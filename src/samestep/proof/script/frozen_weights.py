@@ -17,6 +17,7 @@ DECIDED = {
     "buffer_of_own_rows": "buffer after the step",
     "gather_without_gradient": "gradient",
 }
+ROUNDING = 1e-5  # of the way of the trained weights: no decay is that slow
 OF_AVERAGES = ("ema", "average", "momentum", "moving", "shadow", "encoder_k", "key_encoder")  # in a network's name
 
 
@@ -91,17 +92,35 @@ def _average(ranks: Ranks, networks: set[str]) -> Message | None:
 
 
 def _never_follows(ranks: Ranks, names: list[str], moved: set[str]) -> Message | None:
-    """Returns that a network which is a moving average by its name, and begins as a copy of trained weights, stays."""
-    trained = {ranks[0].start[name] for name in ranks[0].steps[0].weights if name in ranks[0].start}
-    networks: dict[str, list[str]] = {}
-    for name in names:
-        networks.setdefault(ranks[0].untrained[name].network, []).append(name)
-    for network, weights in networks.items():
-        copied = all(ranks[0].untrained[name].start in trained for name in weights)
+    """Returns that a network which begins as a copy of trained weights stays, and is a moving average: by its name, or
+    as the script writes to it and leaves it where it was."""
+    for network, weights in _copies(ranks, names).items():
         words = any(word in " ".join([network, *weights]).lower() for word in OF_AVERAGES)
-        if copied and words and not moved.intersection(weights):
+        written = sum(step.updates.get(network, 0) > 0 for step in ranks[0].steps[1:])
+        stays = written > 1 and ranks[0].follows.get(network, 1.0) < ROUNDING
+        if (words and not moved.intersection(weights)) or stays:
             return message("average_never_updated", network=network, steps=len(ranks[0].steps))
     return None
+
+
+def copies_that_stay(ranks: Ranks) -> list[str]:
+    """Returns the networks that begin as copies of trained weights, and that no step changes."""
+    names = _shared(ranks, "frozen")
+    moved = {name for rank in ranks for step in rank.steps for name in step.changed}
+    return [network for network, weights in _copies(ranks, names).items() if not moved.intersection(weights)]
+
+
+def _copies(ranks: Ranks, names: list[str]) -> dict[str, list[str]]:
+    """Returns the networks that begin as copies of trained weights, with their weights."""
+    first, networks = ranks[0], dict[str, list[str]]()
+    trained = {first.start[name] for name in first.steps[0].weights if name in first.start}
+    for name in names:
+        networks.setdefault(first.untrained[name].network, []).append(name)
+    return {
+        network: weights
+        for network, weights in networks.items()
+        if all(first.untrained[name].start in trained for name in weights)
+    }
 
 
 def buffers(ranks: Ranks) -> list[Finding]:

@@ -36,6 +36,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
+        if finding := _uncleared(ranks, step):
+            return [finding, *scales[:1]]
         if not gradients.names:
             continue
         if broken := gradients.not_finite():
@@ -122,6 +124,24 @@ def _cleared(ranks: Ranks) -> Finding:
     expected = message("gradient_of_micro_batches", micro_batches=computed)
     found = message("gradient_of_micro_batches", micro_batches=left)
     return differs("gradient", "gradient", cause, step=0, rank=0, expected=expected, found=found)
+
+
+def _uncleared(ranks: Ranks, step: int) -> Finding | None:
+    """Finds parameters whose gradient was not cleared since their optimizer's step before: of several optimizers, of
+    which one is forgotten, each has steps and gradients of its own."""
+    for rank, record in enumerate(ranks):
+        if names := record.steps[step].uncleared:
+            return differs(
+                "gradient",
+                "gradient",
+                message("gradients_never_cleared"),
+                step=step,
+                rank=rank,
+                tensor=names[0],
+                expected=message("mean_over_ranks", ranks=len(ranks)),
+                found=message("gradient_with_that_of_the_step_before"),
+            )
+    return None
 
 
 def _all_removed(rank: ScriptRecord) -> bool:

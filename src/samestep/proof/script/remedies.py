@@ -21,6 +21,7 @@ REMEDIES: Mapping[str, Message] = {
     "clipped_by_own_code": REPLAY,
     "several_optimizers_may_sum_losses": REPLAY,
     "losses_have_an_unknown_factor": REPLAY,
+    "loss_has_a_written_coefficient": REPLAY,
     "loss_may_be_divided_beforehand": REPLAY,
     "division_of_accumulated_losses_not_seen": REPLAY,
     "optimizer_reduces_gradients_itself": REPLAY,

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from samestep.message import Message, message
+from samestep.proof.script.coefficients import multiplied_sum
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.step_gradients import Array, StepGradients, norm, norm_of_all
@@ -64,6 +65,8 @@ def judge_replay(
         return [not_replayed(message("replay_takes_other_steps", steps=steps, recorded=len(ranks[0].steps)))]
     gradients = _gradients(result, ranks, one_process, record=record, replay=replay)
     findings = [gradients, _rates(result, ranks, one_process)]
+    if gradients.answer == "right" and (multiplied := multiplied_sum(ranks, one_process)):
+        findings.append(multiplied)
     if (gradients.question, gradients.answer) == (GRADIENT, "unknown"):
         return [*findings, Finding(WEIGHT, "unknown", message("gradients_came_apart_before"))]
     return [*findings, _weights(result, len(one_process.steps), coarser_of(ranks))]

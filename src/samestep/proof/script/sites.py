@@ -286,6 +286,18 @@ LINES: Mapping[str, Sequence[Place]] = {
     "optimizer_adds_gradients_up": (REDUCTION, READS, called("collective"), STEP),
     "tied_weight_comes_apart": (tied, OF_WEIGHTS, parameter),
     "updates_lost_in_rounding": (called("optimizer"), into(called("optimizer"))),
+    "reference_follows_policy": (written(Source.aliases), called("evaluation")),
+    "loss_never_changes": (BACKWARD, into(BACKWARD)),
+    "ranks_evaluate_at_different_steps": (
+        decided_by_rank(called("evaluation")),
+        beside(called("evaluation"), Source.conditions),
+        called("evaluation"),
+    ),
+    "ranks_save_at_different_steps": (
+        decided_by_rank(called("save")),
+        beside(called("save"), Source.conditions),
+        called("save"),
+    ),
     "average_never_updated": (
         network,
         called("frozen forward"),

@@ -140,6 +140,21 @@ class Source:
         near = {number for number, is_in in zip(lines, inside) if is_in} if loops else lines
         return sorted(near, key=lambda number: (number > line, abs(number - line)))
 
+    def coefficients(self, line: int) -> set[float]:
+        """Returns the numbers that multiply or divide in the statement of a line, and in what flows into it."""
+        statements = [self.statement(number) for number in (line, *self.into(line))]
+        products = [
+            node
+            for statement in statements
+            if statement is not None
+            for node in ast.walk(header_of(statement))
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div)
+        ]
+        sides = [side for node in products for side in (node.left, node.right)]
+        sides = [side.operand if isinstance(side, ast.UnaryOp) else side for side in sides]
+        numbers = [side.value for side in sides if isinstance(side, ast.Constant)]
+        return {float(number) for number in numbers if isinstance(number, int | float)}
+
     def _flowing(self, statement: ast.stmt, names: re.Pattern[str] | None, visited: set[int], depth: int) -> list[int]:
         """Returns the lines of a statement, and of those whose values it uses; names: those that mention one."""
         if statement.lineno in visited or depth < 0:
@@ -390,6 +405,67 @@ class Source:
     def tests_of_values(self) -> list[int]:
         """Returns the lines that ask whether a value is finite."""
         return [line for name in ("isfinite", "isnan", "isinf") for line in self.calls(name)]
+
+    def impossible_conditions(self) -> list[int]:
+        """Returns the lines of conditions that cannot hold: the remainder of a division by N is less than N."""
+
+        def is_impossible(node: ast.AST) -> bool:
+            if not isinstance(node, ast.Compare) or len(node.ops) > 1 or not isinstance(node.left, ast.BinOp):
+                return False
+            (operation,), (value,), divisor = node.ops, node.comparators, node.left.right
+            if not isinstance(node.left.op, ast.Mod) or not isinstance(operation, ast.Eq | ast.Gt | ast.GtE):
+                return False
+            if isinstance(divisor, ast.Constant) and isinstance(value, ast.Constant):
+                numbers = divisor.value, value.value
+                return all(isinstance(number, int) for number in numbers) and numbers[1] >= numbers[0] > 0  # type: ignore[operator]
+            is_name = isinstance(divisor, ast.Name | ast.Attribute)
+            return is_name and ast.unparse(divisor) == ast.unparse(value)
+
+        def needs_it(test: ast.AST) -> bool:
+            parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+            return any(map(is_impossible, parts))
+
+        return self._lines_where(lambda node: isinstance(node, ast.If) and needs_it(node.test))
+
+    def functions_that_average(self) -> dict[str, int]:
+        """Returns the functions that change one model's parameters by another's, and their lines."""
+        changes = self.changes_of_weights()
+        return {
+            node.name: node.lineno
+            for node in self.statements
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and any(node.lineno < line <= (node.end_lineno or 0) for line in changes)
+            and any(
+                isinstance(part, ast.Call) and ast.unparse(part.func) == "zip" and "parameters()" in ast.unparse(part)
+                for part in ast.walk(node)
+            )
+        }
+
+    def mentions(self, name: str) -> bool:
+        """Whether a function or method is called, or handed on, under its name."""
+        return any(
+            (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
+            for node in ast.walk(self.tree)
+        )
+
+    def aliases(self) -> list[int]:
+        """Returns the lines that give another name to what a class, or a library's from_pretrained(), has made."""
+        made = {
+            name
+            for node in self.statements
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            for callee in [ast.unparse(node.value.func).rpartition(".")[2]]
+            if callee[:1].isupper() or callee in ("from_pretrained", "to", "cuda")
+            for name in _targets(node)
+        }
+        return self._lines_where(
+            lambda node: (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in made
+                and all(isinstance(target, ast.Name) for target in node.targets)
+            )
+        )
 
     def sums_around(self, line: int) -> list[int]:
         """Returns the lines that add up in the loop around a line, and those after it that read what was added up."""

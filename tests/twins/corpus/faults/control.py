@@ -172,7 +172,7 @@ FAULTS = (
         "ended|steps|fewer|forward|rank",
         "a rank whose own divergence is too large leaves the update: the other waits, or reduces with the next one's",
         harm="ends",
-        arguments="--target-kl 0.0001",
+        arguments="--target-kl 0.0074",
     ),
     Fault(
         "nan_guard",

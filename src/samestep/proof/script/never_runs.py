@@ -1,0 +1,53 @@
+"""What stands in the user's source and never runs, though the training needs it: no record shows what is not called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks
+from samestep.proof.script.frozen_weights import copies_that_stay
+from samestep.proof.script.sites import Sources
+from samestep.proof.script.source import Source
+from samestep.records.call_site import CallSite
+from samestep.records.script import Finding, Question
+
+
+def never_runs(ranks: Ranks, sources: Sources) -> list[Finding]:
+    """Returns a warning of each condition that cannot hold, and of a moving average whose function is never called."""
+    findings = [
+        _warning(_question(source, line), message("condition_never_holds", condition=source.code(line).strip()), site)
+        for file, source in sources.items()
+        for line in source.impossible_conditions()
+        for site in [CallSite(file, line, source.function(line))]
+    ]
+    if ranks[0].steps and (networks := copies_that_stay(ranks)):
+        said = message("average_never_updated", network=networks[0], steps=len(ranks[0].steps))
+        findings += [_warning("frozen weights", said, site) for site in _uncalled_averages([*sources.items()])]
+    return findings
+
+
+def _warning(question: Question, said: Message, site: CallSite) -> Finding:
+    return Finding(question, "warning", said, sites=[site])
+
+
+def _question(source: Source, line: int) -> Question:
+    """Returns what a condition is about: moving averages, where it decides of a change of weights; else the steps."""
+    changes = {number for number in source.changes_of_weights() if line in source.conditions(number)}
+    called = {
+        name
+        for name in source.functions_that_average()
+        for call in source.calls(name)
+        if line in source.conditions(call)
+    }
+    return "frozen weights" if changes or called else "steps"
+
+
+def _uncalled_averages(sources: Sequence[tuple[str, Source]]) -> list[CallSite]:
+    """Returns the functions that average one model's parameters with another's, and that nothing mentions."""
+    return [
+        CallSite(file, line, name)
+        for file, source in sources
+        for name, line in source.functions_that_average().items()
+        if not any(other.mentions(name) for _, other in sources)
+    ]
