@@ -26,13 +26,13 @@ from samestep.launch import stacks
 from samestep.launch.fork_client import SOCKETS
 from samestep.launch.supervise import clear_stale_locks
 from samestep.proof.judge import judge
-from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
+from samestep.proof.plan import interrupted, loop_layout, numerics_layout, own_dtype_layout, trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.collectives import CollectivePlan
 from samestep.records.files import write
 from samestep.records.inspection import EngineFacts
-from samestep.records.plan import Interrupted, Plan, ReferencePlan
+from samestep.records.plan import OWN_DTYPE, Interrupted, LayoutPlan, Plan, ReferencePlan
 from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.connections import connect
@@ -255,12 +255,25 @@ def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> Eng
 
 
 def reference_plan(
-    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: EngineFacts | None = None
+    job: str,
+    replicas: int,
+    settings: Mapping[str, str] | None = None,
+    facts: EngineFacts | None = None,
+    also: str = "",
 ) -> ReferencePlan:
-    """The plan of the reference for an engine's layouts; for DDP's where no facts are given."""
+    """The plan of the reference for an engine's layouts; for DDP's where no facts are given.
+
+    also: 'late' for the later epochs, too, or 'own' for the job's own dtype. A proof has both; here they take time.
+    """
     facts = facts or engine_facts("ddp", replicas)
-    layouts = tuple(layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout)
+    own = own_dtype_layout(facts) if also == OWN_DTYPE else None
+    layouts = tuple(layout for layout in (_loop_layout(facts, also=also), numerics_layout(facts), own) if layout)
     return ReferencePlan("", 0.0, job, dict(settings or {}), layouts, steps=8, replicas=replicas)
+
+
+def _loop_layout(facts: EngineFacts, then: EngineFacts | None = None, also: str = "") -> LayoutPlan:
+    layout = loop_layout(facts, then)
+    return layout if also == "late" else replace(layout, trainings=tuple(n for n in layout.trainings if n != "late"))
 
 
 def proof_plan(
@@ -270,9 +283,10 @@ def proof_plan(
     replicas: int,
     settings: Mapping[str, str] | None = None,
     facts: EngineFacts | None = None,
+    own: Expectation | None = None,
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
-    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas)
+    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas, own=own)
     return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked)
 
 
@@ -304,7 +318,7 @@ def resumed_reference_plan(
     job: str, first: EngineFacts, then: EngineFacts, settings: Mapping[str, str] | None = None
 ) -> ReferencePlan:
     """The plan of the reference for a training that one engine begins and another one continues."""
-    layouts = [loop_layout(first, then), numerics_layout(first, then)]
+    layouts = [_loop_layout(first, then), numerics_layout(first, then)]
     return ReferencePlan(
         "", 0.0, job, dict(settings or {}), tuple(filter(None, layouts)), steps=8, replicas=first.replicas
     )
@@ -335,9 +349,11 @@ def resumed(
     return judge_resumed(loop, JoinedRecord(continued.folder, began), numerics)
 
 
-def judged(reference: Record, facts: EngineFacts, train: Callable[[Expectation], Record]) -> Verdict:
-    """The verdict on what `train` records. reference: of the engine's layouts, in their order."""
+def judged(
+    reference: Record, facts: EngineFacts, train: Callable[[Expectation, Expectation | None], Record], also: str = ""
+) -> Verdict:
+    """The verdict on what `train` records. reference: of the engine's layouts, in their order. also: as above."""
     assert facts.numerics
     numerics = Expectation(reference, 1) if facts.numerics.lossy else None
-    loop = Expectation(reference, 0)
-    return judge(loop, train(loop), numerics)
+    loop, own = Expectation(reference, 0), Expectation(reference, 1) if also == OWN_DTYPE else None
+    return judge(loop, train(loop, own), numerics, own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ class Run:
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
     listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
     state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. profile: of some steps.
+    played: as of Schedule.
     """
 
     def __init__(
@@ -68,9 +70,10 @@ class Run:
         checkpoints: Checkpoints | None = None,
         guards: Guards | None = None,
         profile: StepProfile | None = None,
+        played: tuple[int, ...] = (),
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
-        self.schedule = schedule_of(job, world.size)
+        self.schedule = replace(schedule_of(job, world.size), played=played)
         self.count = StepCount()
         self.meter = Meter(world.rank, world.device)
         self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None

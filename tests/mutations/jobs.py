@@ -119,7 +119,7 @@ def transformer(rows: int = 45, global_batch: int = 10) -> Job:
     return Job(
         model=model,
         criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
-        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3, "betas": (0.8, 0.95)}),
         scheduler=LRSchedule(_decay, every="epoch"),
         metrics={"accuracy": lambda output, batch: (output.argmax(-1) == batch.targets).double().mean(1)},
         train=TensorDataset(tokens[13:], tokens[13:].roll(1, 1)),

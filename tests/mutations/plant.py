@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,13 +72,13 @@ def patched(fault: Patch, folder: Path) -> Path:
 
 
 class References:
-    """Plays the reference of each job at `size` replicas in each engine's layout once, with the unpatched package."""
+    """Plays the reference of each job at `size` replicas in each engine's layout once, with its rank's package."""
 
     def __init__(self, reference_rank: Ranks, size: int) -> None:
         self.reference_rank, self.size = reference_rank, size
 
-    def of(self, job: str, facts: EngineFacts) -> Record:
-        plan = reference_plan(f"jobs:{job}", self.size, {}, facts)
+    def of(self, job: str, facts: EngineFacts, also: str) -> Record:
+        plan = reference_plan(f"jobs:{job}", self.size, {}, facts, also)
         return self.reference_rank.played(plan)
 
 
@@ -89,22 +90,27 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
 def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """What the proof says about one fault on each of its jobs, at the references' number of ranks.
 
+    The fault is on both sides, as users have one package: the reference is played by the patched one, too. Of a fault
+    in an engine's file it is not, which no reference imports: `references` serve for all of these.
+
     jobs: these, instead of the fault's own.
     """
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Ranks(size, patched(fault, Path(folder)), engine=fault.engine) as ranks,
-    ):
+    with ExitStack() as stack:
+        source = patched(fault, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        ranks = stack.enter_context(Ranks(size, source, engine=fault.engine))
+        if not fault.file.startswith("engines/"):
+            references = References(stack.enter_context(Ranks(1, source)), size)
         for job in jobs or fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
             row |= {"engine": fault.engine, "settings": dict(fault.settings)}
             try:
                 verdict = judged(
-                    references.of(job, facts),
+                    references.of(job, facts, fault.also),
                     facts,
-                    lambda loop: ranks.work(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts)),  # noqa: B023
+                    lambda loop, own: ranks.work(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts, own)),  # noqa: B023
+                    fault.also,
                 )
             except RanksFailed as error:
                 yield row | {

@@ -11,7 +11,7 @@ from samestep.commands.inspected_setup import InspectedSetup
 from samestep.errors import UserError, nearest_name
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
-from samestep.proof.plan import loop_layout, numerics_layout
+from samestep.proof.plan import loop_layout, numerics_layout, own_dtype_layout
 from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
@@ -28,6 +28,7 @@ class Row:
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # the index of the reference's layout that proves the loop
     numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
+    own_number: int | None = None  # of the layout in the job's own dtype, where they are exact
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
 
@@ -183,9 +184,11 @@ def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
     return message("unit_called_by_rows", engine=engine, unit=varying.unit, setting=setting)
 
 
-def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None]:
-    """Returns the layouts that a row is compared with: of its loop, and of its numerics where these are inexact."""
-    return loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
+def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None, LayoutPlan | None]:
+    """Returns the layouts that a row is compared with: of its loop, of its numerics where these are inexact, and else
+    in the job's own dtype."""
+    in_own_dtype = None if row.continued_by else own_dtype_layout(row.facts)
+    return loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by), in_own_dtype
 
 
 def result_of(row: Row) -> EngineResult:

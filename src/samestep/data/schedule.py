@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, Literal
@@ -44,7 +44,8 @@ class Schedule:
     one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
     no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
     keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
-    many steps each batch is trained for, one of each phase.
+    many steps each batch is trained for, one of each phase. played: the steps trained in turn, as by a proof of
+    late epochs; empty: all from the first on.
     """
 
     length: int
@@ -57,6 +58,7 @@ class Schedule:
     shuffle: bool = True
     ordered: Ordered | None = None
     phases: int = 1
+    played: tuple[int, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -128,7 +130,12 @@ class Schedule:
     def micro_batches_of(self, rank: int, steps: int, first: int = 0) -> Iterator[MicroBatch]:
         """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
         for step in range(first, steps):
-            yield from self.step(rank, *divmod(step, self.steps_per_epoch))
+            micro_batches = self.step(rank, *self.place_of(step))
+            yield from (replace(part, step=step) for part in micro_batches) if self.played else micro_batches
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of the training's `step`, and the step's number in that epoch."""
+        return divmod(self.played[step] if self.played else step, self.steps_per_epoch)
 
     def smallest_micro_batch(self) -> tuple[int, int, int]:
         """Returns (rows, step, rank) of an epoch's smallest micro-batch with rows. BatchNorm refuses one row."""

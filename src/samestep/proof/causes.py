@@ -34,6 +34,7 @@ class Case:
     training: str
     expected: Trace
     observed: Trace
+    in_own_dtype: bool = False
 
     def divergence(
         self,
@@ -49,7 +50,8 @@ class Case:
         divergence = Divergence(
             self.training, step, quantity, tensor=tensor, rank=rank, expected=expected, found=observed
         )
-        cause = CAUSES[quantity](self, divergence)
+        explained = _own_dtype if self.in_own_dtype else _late if self.training == "late" else CAUSES[quantity]
+        cause = explained(self, divergence)
         return replace(divergence, expected=_short(expected), found=_short(observed), cause=cause)
 
     @property
@@ -110,6 +112,15 @@ def _rows(case: Case, divergence: Divergence) -> Message:
     if sorted(rows) == sorted(expected):
         return message("rows_shared_out_in_another_way")
     return message("rows_of_another_order")
+
+
+def _own_dtype(case: Case, divergence: Divergence) -> Message:
+    return message("wrong_in_own_dtype_alone", dtype=case.expectation.facts.dtype)
+
+
+def _late(case: Case, divergence: Divergence) -> Message:
+    step = case.expected.last_step if divergence.step is None else divergence.step
+    return message("wrong_in_later_epoch", epoch=case.expected.epochs[step])
 
 
 def _tensors(case: Case, divergence: Divergence) -> Message:

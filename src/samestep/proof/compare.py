@@ -12,6 +12,7 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.causes import Case
+from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, sample_like
 from samestep.records.record import Record
 from samestep.records.results import Divergence
@@ -47,7 +48,7 @@ class Comparison:
         variants = range(1, len(self.expectation.facts.trainings[training]))
         noisy = [self.expectation.trace(training, variant, self.processes) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
-        case = Case(self.expectation, training, expected, observed)
+        case = Case(self.expectation, training, expected, observed, in_own_dtype=self.names == AS_OWN)
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
@@ -57,8 +58,9 @@ class Comparison:
         if training == "gradient":
             yield from self._gradient(case)
         else:
-            yield from self._coverage(case)
-            yield from self._later(case)
+            if training != "late":
+                yield from self._coverage(case)
+                yield from self._later(case)
             yield from self._final(case)
             yield from self._evaluation(case, noisy)
         yield from self._replicas(case)
@@ -278,6 +280,7 @@ class Comparison:
         clip, largest = sgd.clip_norm, max(sgd.norms + user.norms)
         if clip is not None and largest <= clip:
             notes.append(message("clipping_never_acted", norm=largest, limit=clip))
+        notes += [message("late_epochs_not_compared", why=why) for why in facts.not_played.values()]
         return notes
 
     def ill_conditioned_tensors(self) -> Message:

@@ -8,15 +8,15 @@ parameters, buffers and the evaluation. docs/proof.md explains it all.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.compare import BOUND, Comparison, distance
-from samestep.proof.plan import AS_NUMERICS, INEXACT
+from samestep.proof.plan import AS_NUMERICS, AS_OWN, INEXACT
 from samestep.proof.trace import Expectation, of_engine, sample_like
-from samestep.records.plan import TRAININGS
 from samestep.records.record import Record
 from samestep.records.results import Divergence, Inexactness, Verdict, VerdictWord
 
@@ -32,13 +32,16 @@ FACTOR = 8  # times float32's own rounding and the ranks: an element whose loss 
 ENOUGH = 16  # such elements: one alone may come out right by chance
 
 
-def judge(loop: Expectation, record: Record, numerics: Expectation | None = None) -> Verdict:
+def judge(
+    loop: Expectation, record: Record, numerics: Expectation | None = None, own: Expectation | None = None
+) -> Verdict:
     """Compares an engine's complete record with the reference of its layout.
 
-    numerics: of an engine that is inexact by design, the reference in float32, with its rounding.
+    numerics: of an engine that is inexact by design, the reference in float32, with its rounding. own: of an exact one,
+    the reference in the job's own dtype.
     """
     comparison = Comparison(loop, record, inexact=numerics is not None)
-    for training in TRAININGS:
+    for training in loop.facts.trainings:
         divergence = next(comparison.divergences(training), None)
         if divergence:
             return _verdict(comparison, "differs", first_divergence=divergence)
@@ -48,7 +51,11 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
     if comparison.reach.get("sgd", 2) < 2:
         return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
     if numerics is None:
-        return _verdict(comparison, "same")
+        divergence = first_in_own_dtype(own, record) if own else None
+        verdict = _verdict(comparison, "differs" if divergence else "same", first_divergence=divergence)
+        not_played = own.facts.not_played.values() if own else ()
+        notes = (message("own_dtype_not_compared", dtype=own.facts.dtype, why=why) for why in not_played if own)
+        return replace(verdict, notes=(*verdict.notes, *notes))
     divergence, inexactness = compare_numerics(numerics, record)
     divergence = divergence or too_exact(loop, numerics, record)
     if divergence:
@@ -56,6 +63,13 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
     if inexactness.skipped_steps >= len(loop.of("sgd").rates):
         return _verdict(comparison, "refused", reason=message("every_step_skipped"))
     return _verdict(comparison, "approximate", numerics=inexactness)
+
+
+def first_in_own_dtype(own: Expectation, record: Record) -> Divergence | None:
+    """Returns the first difference of a training that leaves the job's tensors in their own dtype."""
+    comparison = Comparison(own, record, AS_OWN)
+    divergences = (divergence for training in own.facts.trainings for divergence in comparison.divergences(training))
+    return next(divergences, None)
 
 
 def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence | None, Inexactness]:

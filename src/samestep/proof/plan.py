@@ -11,11 +11,12 @@ from dataclasses import replace
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
-from samestep.records.plan import INTERRUPTED, TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
+from samestep.records.plan import INTERRUPTED, OWN_DTYPE, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
 from samestep.records.record import ReferenceLayoutRecord
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
+AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype
 
 
 def plain_layout() -> LayoutPlan:
@@ -71,8 +72,20 @@ def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -
     )
 
 
-def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0) -> tuple[ProveTask, ...]:
-    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows: of ProveTask."""
+def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
+    """The layout that an exact engine is compared with in the job's own dtype; None for others, and where the engine
+    keeps its weights in a dtype of its own."""
+    loop, (_, numerics) = loop_layout(facts), _working(facts)
+    if numerics.lossy or loop.rounds_to or loop.dtype != "float64":
+        return None
+    return replace(loop, dtype=OWN_DTYPE, trainings=INEXACT)
+
+
+def trainings(
+    facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0, own: Expectation | None = None
+) -> tuple[ProveTask, ...]:
+    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows: of ProveTask.
+    own: what the reference played in the job's own dtype; None: the engine is not compared in it."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
@@ -88,9 +101,10 @@ def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, 
             rows=rows,
         )
 
-    exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
+    exact = [prove(name, name, loop.facts.dtype, True) for name in loop.facts.trainings]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
-    return (*exact, *inexact)
+    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False) for name in (own.facts.trainings if own else ())]
+    return (*exact, *inexact, *in_own)
 
 
 def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[ProveTask, ...]:

@@ -208,7 +208,7 @@ class Guards:
 
 def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> Message:
     """Returns which rows a micro-batch has, as a message."""
-    micro_batch = schedule.step(rank, *divmod(step, schedule.steps_per_epoch))[micro]
+    micro_batch = schedule.step(rank, *schedule.place_of(step))[micro]
     rows = micro_batch.indices[: micro_batch.rows].tolist()
     if not rows:
         return message("rows_of_another_rank")

@@ -246,9 +246,9 @@ def loss_over_all_rows(job: Job, output: Any, batch: Batch, schedule: Schedule, 
     On each rank the loss has the graph of that rank's own rows: the sum of the ranks' gradients is that of one process.
     """
     alone = replace(schedule, world_size=1)
-    (all_rows,) = alone.step(0, batch.micro_batch.epoch, batch.micro_batch.step % alone.steps_per_epoch)
+    (all_rows,) = alone.step(0, *alone.place_of(batch.micro_batch.step))
     gathered = gather_rows(output, batch, all_rows, world)
-    torch.manual_seed(key(job.seed, "all rows", all_rows.step))
+    torch.manual_seed(key(job.seed, "all rows", batch.micro_batch.step))
     return job.criterion(*gathered)
 
 

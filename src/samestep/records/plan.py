@@ -13,7 +13,8 @@ from samestep.records.checkpoint import Interval
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest
 
-TRAININGS = ("gradient", "sgd", "user")  # of a proof
+TRAININGS = ("gradient", "sgd", "user", "late")  # of a proof
+OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
 TRACES = "trace"  # the folder of --profile's files
 
 
@@ -43,7 +44,8 @@ class Interrupted:
 class ProveTask:
     """One training of the proof.
 
-    training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
+    training: one of TRAININGS. dtype: 'float64', 'float32' for a model or an engine that float64 does not fit, or
+    OWN_DTYPE.
     replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
     'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
     interrupted: None: it runs to its end in this launch.

@@ -199,6 +199,7 @@ class ReferenceLayoutRecord:
     files: the number in the names of its files, which layouts that train alike share. from_one: parameter -> its
     distance from plain training's, where that was played too.
     then: the layout with which it continues after its interruption.
+    not_played: name of a training, or OWN_DTYPE for all in the job's own dtype -> why it could not be played.
     Only of a layout without random numbers and batch statistics: separation, and whether the job asked for them.
     """
 
@@ -217,6 +218,7 @@ class ReferenceLayoutRecord:
     draws: bool = False
     batch_statistics: bool = False
     then: Layout | None = None
+    not_played: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from samestep.job import Job, MicroBatch
 from samestep.job.walk import leaves_of, mapped_tensors
 from samestep.reference.schedule import RepeatedRow, seeded
+from samestep.reference.streams import with_reader
 
 
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
@@ -31,12 +32,9 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
 
 def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
     """The samples at `rows`, each read with the global random numbers of (seed, epoch, row), which stay seeded."""
-    stream = dataset
-    while stream is not None and not hasattr(stream, "key_rows"):
-        stream = getattr(stream, "dataset", None)
-    if stream is not None and vars(stream).get("reference_keys") != (job.seed, epoch):
-        stream.reference_keys = (job.seed, epoch)
-        stream.key_rows(lambda row: seed_all(job.seed, "sample", epoch, row))
+    dataset, reader = with_reader(dataset)
+    if reader is not None:
+        reader.key_rows((job.seed, epoch), lambda row: seed_all(job.seed, "sample", epoch, row))
     samples: dict[int, Any] = {}
     for position in sorted(
         range(len(rows)), key=lambda position: rows[position]
@@ -74,6 +72,7 @@ def seed_all(*path: int | str) -> None:
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
     """Calls the dataset's set_epoch, or that of the dataset inside of subsets, where there is one."""
+    dataset, _ = with_reader(dataset)
     while dataset is not None and not hasattr(dataset, "set_epoch"):
         dataset = getattr(dataset, "dataset", None)
     if dataset is not None:

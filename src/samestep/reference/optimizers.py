@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.job import Job, Phase
+from samestep.job import Job, Phase, Recipe
 
 Gradient = list[Tensor | None]  # of each trained parameter, in the model's order
 
@@ -35,7 +35,7 @@ def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
     """The phases in their order."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not job.phases:
-        return [PlayedPhase(0, job, [True] * len(trained), job.optimizer.build(model))]
+        return [PlayedPhase(0, job, [True] * len(trained), _built(job.optimizer, model, list(model.parameters())))]
     phases = []
     for number, phase in enumerate(job.phases):
         plain = replace(
@@ -47,10 +47,15 @@ def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
         )
         ids = _ids(phase, model)
         owns = [id(p) in ids for p in trained]
-        recipe = phase.optimizer
-        given: Any = recipe.groups(model) if recipe.groups else [p for p, owned in zip(trained, owns) if owned]
-        phases.append(PlayedPhase(number, plain, owns, recipe.cls(given, **recipe.settings)))
+        parameters = [p for p, owned in zip(trained, owns) if owned]
+        phases.append(PlayedPhase(number, plain, owns, _built(phase.optimizer, model, parameters)))
     return phases
+
+
+def _built(recipe: Recipe, model: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The recipe's optimizer of its own groups, or of `parameters`; not by Recipe.build, which the engines call."""
+    given: Any = parameters if recipe.groups is None else recipe.groups(model)
+    return recipe.cls(given, **dict(recipe.settings))
 
 
 def _ids(phase: Phase, model: nn.Module) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
@@ -61,7 +61,7 @@ class TrainingResult:
 def play(
     job: Job,
     layout: Layout,
-    steps: int,
+    steps: int | Sequence[int],
     *,
     noise: Noise | None = None,
     neutral: Neutral | None = None,
@@ -73,8 +73,9 @@ def play(
     then_from: int | None = None,
     moved: Collection[str] = (),
 ) -> TrainingResult:
-    """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
+    """Trains `job` on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
+    steps: how many optimizer steps; or those that are trained in turn, by their number in the whole schedule.
     noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
     evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
@@ -84,10 +85,10 @@ def play(
     training.most_replicas = max(layout.replicas, then.replicas if then else 0)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
-    for step in range(steps):
+    for step, scheduled_step in enumerate(range(steps) if isinstance(steps, int) else steps):
         if then and step == then_from:
             training.continue_with(then)
-        losses = training.step(step)
+        losses = training.step(step, scheduled_step)
         if after_step:
             after_step(step, losses)
     result = training.result(evaluated)
@@ -137,6 +138,7 @@ class ReplicatedTraining:
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model, self.moved) for _ in self.replicas]
         self.carried = Carried(job)
+        self.epoch = -1
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
         self.most_replicas = layout.replicas
@@ -156,33 +158,36 @@ class ReplicatedTraining:
             self.states = [ReplicaState(self.model, self.moved) for _ in range(layout.replicas)]
         self.layout, self.replicas = layout, range(layout.replicas)
 
-    def step(self, step: int) -> list[float]:
+    def step(self, step: int, scheduled_step: int) -> list[float]:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
-        the losses."""
-        phase = self.phases[step % len(self.phases)]
-        if step % per_epoch(self.job) == 0:
+        the losses. step: counted in this training. scheduled_step: in the whole schedule."""
+        phase = self.phases[scheduled_step % len(self.phases)]
+        epoch = scheduled_step // per_epoch(self.job)
+        if epoch != self.epoch:
+            self.epoch = epoch
             self.carried.forget()
-        micro_batches, norm = self._evaluated(step, phase)
+        micro_batches, norm = self._evaluated(step, scheduled_step, phase)
         for replica, micro_batch in micro_batches:
             self.micro_batches[replica].append(micro_batch)
         self.norms.append(norm)
         mean = _mean_loss(micro_batches)
-        closure = Closure(self.parameters, mean, lambda: _mean_loss(self._evaluated(step, phase)[0]))
-        self._optimizer_step(step, phase, closure)
+        closure = Closure(self.parameters, mean, lambda: _mean_loss(self._evaluated(step, scheduled_step, phase)[0]))
+        self._optimizer_step(phase, closure, ends_epoch=(scheduled_step + 1) % per_epoch(self.job) == 0)
         return [micro_batch.loss or 0.0 for _, micro_batch in micro_batches]
 
-    def _evaluated(self, step: int, phase: PlayedPhase) -> tuple[list[tuple[int, MicroBatchRecord]], float]:
+    def _evaluated(
+        self, step: int, scheduled_step: int, phase: PlayedPhase
+    ) -> tuple[list[tuple[int, MicroBatchRecord]], float]:
         """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
         each replica saw, and the gradient's norm before clipping."""
-        plan = step_rows(self.job, self.layout, step)
+        plan = step_rows(self.job, self.layout, scheduled_step)
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.noise and self.noise.reverses:
             plan = [[rows[::-1] for rows in of_replica] for of_replica in plan]
         if self.layout.buffers == "rank0":
             for state in self.states[1:]:
                 state.buffers = _copy(self.states[0].buffers)
-        epoch = step // per_epoch(self.job)
-        forwards = [Forward(phase, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        forwards = [Forward(phase, self.epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
         micro_batches = list(self._summed(forwards))
         follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -307,7 +312,7 @@ class ReplicatedTraining:
         self.draws = self.draws or all_rows.draws
         return all_rows
 
-    def _optimizer_step(self, step: int, phase: PlayedPhase, closure: Closure) -> None:
+    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, *, ends_epoch: bool) -> None:
         """The phase's optimizer; the scheduler where it is due."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
         if phase.job.optimizer.needs_closure:
@@ -322,7 +327,6 @@ class ReplicatedTraining:
                 if id(parameter) in moved:
                     old, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
                     self.average[name] = old + new
-        ends_epoch = (step + 1) % per_epoch(self.job) == 0
         every = self.job.scheduler.every if self.job.scheduler else None
         ends_round = phase is self.phases[-1]
         if ends_round and phase.optimizer is not self.scheduled:

@@ -13,7 +13,12 @@ from samestep.records.results import CompareResults, Divergence, EngineResult, I
 from samestep.report.language import text
 from samestep.report.numbers import MISSING, amount, difference, factor
 
-TRAININGS = {"gradient": "training_one_step", "sgd": "training_under_sgd", "user": "training_under_own_optimizer"}
+TRAININGS = {
+    "gradient": "training_one_step",
+    "sgd": "training_under_sgd",
+    "user": "training_under_own_optimizer",
+    "late": "training_of_late_epochs",
+}
 VERDICTS = {
     "same": "verdict_same",
     "approximate": "verdict_approximate",

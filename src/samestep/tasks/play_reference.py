@@ -19,7 +19,15 @@ from samestep.job import ByLength, Job, Lanes
 from samestep.message import message
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
-from samestep.records.plan import INTERRUPTED, ContinuedLayout, LayoutPlan, ProveTask, ReferencePlan, interruption
+from samestep.records.plan import (
+    INTERRUPTED,
+    OWN_DTYPE,
+    ContinuedLayout,
+    LayoutPlan,
+    ProveTask,
+    ReferencePlan,
+    interruption,
+)
 from samestep.records.record import (
     Progress,
     Record,
@@ -30,7 +38,7 @@ from samestep.records.record import (
     write_progress,
 )
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
+from samestep.tasks.proof_job import SGD_LR, late_steps, proof_job, steps_of
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -56,6 +64,20 @@ class ModelFacts:
 
     digest: str
     parameters: list[str]
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """A layout's trainings. played: name -> [as it is, and with noise]. not_played: name -> why it could not be."""
+
+    played: dict[str, list[ReferenceTrainingRecord]]
+    not_played: dict[str, str]
+
+
+def line_of(error: Exception) -> str:
+    """Returns an error as one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
 def play_reference(plan: ReferencePlan, world: World) -> list[ReferenceLayoutRecord]:
@@ -99,6 +121,8 @@ class ReferencePlayer:
 
     def _played(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout; in float32 if the model fails in float64. The record has the reason."""
+        if planned.dtype == OWN_DTYPE:
+            return self._played_in_own_dtype(number, planned)
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         self.neutral = reference.Neutral() if planned.neutral else None
         try:
@@ -110,10 +134,27 @@ class ReferencePlayer:
                 raise UserError(message("scheduler_ends_before_the_proof", steps=self.plan.steps)) from error
             if dtype == "float32":
                 raise
-            text = str(error).strip()
             self.dtype = dtype = "float32"
-            self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+            self.float64_failed = line_of(error)
             trainings = self._trainings(number, planned, dtype)
+        return self._record(number, planned, dtype, trainings)
+
+    def _played_in_own_dtype(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
+        """Plays a layout with the job's tensors as they are. The record has the reason where they cannot train so."""
+        self.neutral = None
+        try:
+            trainings = self._trainings(number, planned, OWN_DTYPE)
+        except Exception as error:
+            trainings = Trainings({}, {OWN_DTYPE: line_of(error)})
+        return self._record(number, planned, self._coarsest_dtype(), trainings)
+
+    def _coarsest_dtype(self) -> str:
+        """Returns the dtype of the model's parameters; the one with the fewest digits where there are several."""
+        dtypes = {p.dtype for p in self.job.model().parameters() if p.is_floating_point()}
+        coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        return str(coarsest).removeprefix("torch.")
+
+    def _record(self, number: int, planned: LayoutPlan, dtype: str, trainings: Trainings) -> ReferenceLayoutRecord:
         return ReferenceLayoutRecord(
             layout=_layout(planned),
             dtype=dtype,
@@ -123,7 +164,8 @@ class ReferencePlayer:
             clip_norm=self.job.clip_norm,
             sgd_lr=self.sgd_lr or SGD_LR,
             sgd_lr_usual=SGD_LR,
-            trainings=trainings,
+            trainings=trainings.played,
+            not_played=trainings.not_played,
             files=number,
             separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
             draws=bool(self.neutral and self.neutral.draws),
@@ -139,7 +181,12 @@ class ReferencePlayer:
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
         single = next((layout for layout in layouts if layout.layout.replicas == 1 and "sgd" in layout.trainings), None)
-        return [self._from(single, layout) if single and layout.layout.replicas > 1 else layout for layout in layouts]
+        return [
+            self._from(single, layout)
+            if single and layout.layout.replicas > 1 and planned.dtype != OWN_DTYPE
+            else layout
+            for planned, layout in zip(self.plan.layouts, layouts, strict=True)
+        ]
 
     def _from(self, single: ReferenceLayoutRecord, replicated: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
         names = replicated.trainings["sgd"][0].parameters
@@ -152,47 +199,57 @@ class ReferencePlayer:
         arrays = Record(self.folder).arrays(f"{layout.files}.sgd", self.world.rank)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[ReferenceTrainingRecord]]:
-        """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and with noise]."""
-        played: dict[str, list[ReferenceTrainingRecord]] = {}
+    def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> Trainings:
+        """Plays the layout's trainings and writes their tensors."""
+        trainings = Trainings({}, {})
         for name in planned.trainings:
             self.progress.begin(name, planned)
             rate = self.sgd_lr or SGD_LR
             training = ProveTask(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
-            if self.moved is None:
-                self.moved = moved_parameters(
-                    proof_job(self.job, training), self.world.device, checked=not planned.neutral
-                )
-            if name == "sgd" and self.sgd_lr is None:
-                training, base = self._at_stable_rate(training, planned)
-                self.sgd_lr = training.sgd_lr
-            else:
-                with self._slower_where_it_explodes(training):
-                    base = self._play(training, planned)
-            small = proof_job(self.job, training)
-            if name == "gradient":
-                check_repeats(base, self._play(training, planned), self.world.device)
-            facts, start = self._facts(small, dtype)
-            plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
-            if planned.compared:
-                self.compared[number] = base.state
-            else:
-                near = f"{number}.gradient" if "gradient" in played else ""
-                write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
-                if name == "user":  # the job's optimizer may keep more than SGD does
-                    base = replace(base, state=Written(self.folder, self.world.rank, key))
-            del start
+            near = f"{number}.gradient" if "gradient" in trainings.played else ""
+            try:
+                trainings.played[name] = self._training(number, planned, training, near)
+            except Exception as error:
+                if name != "late":
+                    raise
+                trainings.not_played[name] = line_of(error)
+        return trainings
+
+    def _training(
+        self, number: int, planned: LayoutPlan, training: ProveTask, near: str
+    ) -> list[ReferenceTrainingRecord]:
+        """Plays one training and writes its tensors. Returns it as it is, and with noise. near: of write_training."""
+        name = training.training
+        if self.moved is None:
+            self.moved = moved_parameters(proof_job(self.job, training), self.world.device, checked=not planned.neutral)
+        if name == "sgd" and self.sgd_lr is None:
+            training, base = self._at_stable_rate(training, planned)
+            self.sgd_lr = training.sgd_lr
+        else:
             with self._slower_where_it_explodes(training):
-                played[name] = [plain, *self._with_noise(training, planned, base, small, facts)]
-            del base  # it would stay in memory beside the next
-        return played
+                base = self._play(training, planned)
+        small = proof_job(self.job, training)
+        if name == "gradient" and training.dtype != OWN_DTYPE:
+            check_repeats(base, self._play(training, planned), self.world.device)
+        facts, start = self._facts(small, training.dtype)
+        plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
+        if planned.compared:
+            self.compared[number] = base.state
+        else:
+            write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
+            if name == "user":  # the job's optimizer may keep more than SGD does
+                base = replace(base, state=Written(self.folder, self.world.rank, key))
+        del start
+        with self._slower_where_it_explodes(training):
+            return [plain, *self._with_noise(training, planned, base, small, facts)]
 
     def _facts(self, job: Job, dtype: str) -> tuple[ModelFacts, State]:
         """Describes the untrained model, and returns its tensors. Writes samples of them once."""
         model = job.model()
         start = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         if dtype not in self.facts:
-            write_start(self.folder, self.world.rank, dtype, start)
+            shown = self._coarsest_dtype() if dtype == OWN_DTYPE else dtype
+            write_start(self.folder, self.world.rank, shown, start)
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.facts[dtype] = ModelFacts(digest_state(model), names)
         return self.facts[dtype], start
@@ -201,7 +258,8 @@ class ReferencePlayer:
         self, training: ProveTask, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
     ) -> list[ReferenceTrainingRecord]:
         """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
-        dtype = getattr(torch, planned.rounds_to or training.dtype)
+        in_own = training.dtype == OWN_DTYPE
+        dtype = getattr(torch, planned.rounds_to or (self._coarsest_dtype() if in_own else training.dtype))
         reverses = self.reverses and not base.draws
         seeds = range(1, 1 + noise_runs(self.plan, planned))
 
@@ -228,12 +286,14 @@ class ReferencePlayer:
         self, training: ProveTask, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
-        steps = steps_of(training, small)
+        steps: Sequence[int] = range(steps_of(training, small))
+        if training.training == "late":
+            steps = late_steps(small, training.steps, reference.per_epoch(small))
         sgd = training.training == "sgd"
         explosion = end_at_explosion(max(1, len(self.job.phases))) if sgd and not noise else None
 
         def after_step(step: int, losses: list[float]) -> None:
-            self.progress.after_step(step, steps)
+            self.progress.after_step(step, len(steps))
             if explosion:
                 explosion(step, losses)
 
@@ -248,7 +308,7 @@ class ReferencePlayer:
             evaluated=not planned.compared,
             after_step=after_step,
             then=_layout(planned.then) if planned.then else None,
-            then_from=_interruption(small, training, planned, steps),
+            then_from=_interruption(small, training, planned, len(steps)),
             moved=self.moved or (),
         )
 
@@ -410,6 +470,7 @@ class StepsPlayed:
         return sum((times + again.get(name, 0)) * self.steps(name) for name in layout.trainings)
 
     def steps(self, training: str) -> int:
+        """The steps of a training, about as many as it will have."""
         return 1 if training == "gradient" else self.plan.steps
 
     def begin(self, training: str, layout: LayoutPlan) -> None:

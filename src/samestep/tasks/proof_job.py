@@ -1,8 +1,8 @@
 """Makes the job that a proof trains: the user's job on a subset of its rows, in the proof's dtype and optimizer.
 
-Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
-gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms; with it
-averaged weights are compared).
+Four trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
+gradient), `sgd` (SGD with momentum, which decides), `late` (the same, with averaged weights, over the ends of later
+epochs of a few rows) and `user` (the job's own optimizer, which confirms; with it averaged weights are compared).
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from samestep.data.stream import is_stream
 from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
 from samestep.job.walk import mapped
 from samestep.rank.evaluate import chunk_rows
-from samestep.records.plan import ProveTask
+from samestep.records.plan import OWN_DTYPE, ProveTask
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
+LATE_EPOCHS = (1, 2, 96)  # over whose ends `late` trains
+TWO_BATCHES = 2  # of which an epoch of `late` consists
+OTHER_STEPS = 8  # of the other trainings, unless a step is costly
 
 
 def proof_job(job: Job, training: ProveTask) -> Job:
@@ -36,7 +39,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     """
     own_sizes = training.rows == job.global_batch
     job = with_fewer_rows(job, training.rows, training.replicas)
-    dtype = getattr(torch, training.dtype)
+    dtype = None if training.dtype == OWN_DTYPE else getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
     evaluated_dtype = None if job.evaluation_collate else sample_dtype
     rows = _rows_of_subset(job, training, own_sizes)
@@ -45,7 +48,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     )
     small = replace(
         job,
-        model=lambda: job.model().to(dtype),
+        model=(lambda: job.model().to(dtype)) if dtype else job.model,
         collate=_with_cast(job.collate, dtype),
         evaluation_collate=_with_cast(job.evaluation_collate, dtype),
         augment=_with_cast(job.augment, dtype),
@@ -58,9 +61,15 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
         plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
         return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
-    if training.training == "sgd":
-        return _with_optimizer(replace(small, ema=None), lambda recipe: _sgd(recipe, training.sgd_lr))
-    return replace(small, ema=min(job.ema, EMA) if job.ema else None)
+    averaged = replace(small, ema=min(job.ema, EMA) if job.ema else None)
+    if training.training == "late":
+        evaluates = job.scheduler is not None and job.scheduler.every == "evaluation"
+        small = averaged if evaluates else replace(averaged, evaluation=None)
+    elif training.training == "sgd":
+        small = replace(small, ema=None)
+    else:
+        return averaged
+    return _with_optimizer(small, lambda recipe: _sgd(recipe, training.sgd_lr))
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
@@ -83,6 +92,8 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
 def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
     length, batch = len(job.train), job.global_batch
+    if training.training == "late":
+        training = replace(training, steps=TWO_BATCHES * max(1, len(job.phases)))
     rows = subset_length(length, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
     if job.carry_state:
         rows = min(length, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
@@ -95,7 +106,19 @@ def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]
 
 def steps_of(training: ProveTask, job: Job) -> int:
     """Returns how many optimizer steps a training of the proof takes: one for a gradient, or one of each phase."""
+    if training.training == "late":
+        return len(late_steps(job, training.steps, schedule_of(job, 1).steps_per_epoch))
     return max(1, len(job.phases)) if training.training == "gradient" else training.steps
+
+
+def late_steps(job: Job, steps: int, steps_per_epoch: int) -> tuple[int, ...]:
+    """Returns the steps that `late` trains in turn: the last one of some epochs, and those after it.
+
+    job: the proof's. steps: of the proof's other trainings; where they are few, these are fewer too.
+    """
+    phases, few = max(1, len(job.phases)), steps < OTHER_STEPS
+    ends = [(epoch + 1) * steps_per_epoch - phases for epoch in (LATE_EPOCHS[1:] if few else LATE_EPOCHS)]
+    return tuple(sorted({step for end in ends for step in range(end, end + (2 if few else 3) * phases)}))
 
 
 def subset_length(
@@ -198,9 +221,9 @@ def _cast(data: Any, dtype: torch.dtype) -> Any:
     return mapped(cast, data)
 
 
-def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:
-    """Wraps `function` so that its result is cast to `dtype`."""
-    return (lambda *args: _cast(function(*args), dtype)) if function else None
+def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype | None) -> Callable[..., Any] | None:
+    """Wraps `function` so that its result is cast to `dtype`, where there is one."""
+    return (lambda *args: _cast(function(*args), dtype)) if function and dtype else function
 
 
 def _sgd(recipe: Recipe, lr: float) -> Recipe:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from mutations.faults import engines, loop, numerics, rows_and_evaluation, steps
+from mutations.faults import engines, late, loop, numerics, own_dtype, rows_and_evaluation, shared, steps
 from mutations.faults.fault import ALL, DDP, Fault
 
 __all__ = ["ALL", "DDP", "FAULTS", "Fault"]
@@ -17,4 +17,7 @@ FAULTS = (
     *engines.FAULTS,
     *numerics.FAULTS,
     *steps.FAULTS,
+    *shared.FAULTS,
+    *late.FAULTS,
+    *own_dtype.FAULTS,
 )  # in the order of the table

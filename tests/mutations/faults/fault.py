@@ -27,6 +27,7 @@ class Fault(PlantedFault):
     needs: str = ""
     engine: str = "ddp"
     settings: Mapping[str, str] = field(default_factory=dict)
+    also: str = ""  # what of a proof it takes, as of ranks.reference_plan
 
 
 DDP, RUN, SCHEDULE = "engines/ddp.py", "training.py", "data/schedule.py"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from resume.faults.fault import RUN, SCHEDULE, ResumeFault
 
-PARTS = "            yield from self.step(rank, *divmod(step, self.steps_per_epoch))\n"
+PARTS = (
+    "            micro_batches = self.step(rank, *self.place_of(step))\n"
+    "            yield from (replace(part, step=step) for part in micro_batches) if self.played else micro_batches\n"
+)
 
 
 def parts_of(rows: str, epoch: str = "epoch") -> str:

@@ -1,0 +1,78 @@
+"""The reference's way to read a stream: it iterates over the job's own iterable, not by samestep.Stream's code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class StreamReader:
+    """Rows of a samestep.Stream by their index, read from the iterable that it was given.
+
+    It starts the iterable again for a row before the latest one, and where an epoch begins.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._keys: object = None
+        self._epoch: int | None = None
+        self._rows: Iterator[tuple[int, Any]] = iter(())
+        self._latest: int | None = None
+
+    def __len__(self) -> int:
+        return int(self.stream.length)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the iterable that an epoch begins, where it wants to know, and starts it again."""
+        if epoch != self._epoch and hasattr(self.stream.dataset, "set_epoch"):
+            self.stream.dataset.set_epoch(epoch)
+            self._latest = None
+        self._epoch = epoch
+
+    def key_rows(self, keys: object, key_row: Callable[[int], None]) -> None:
+        """Starts the iterable again where `keys` change. key_row: seeds the random numbers that a row is read with."""
+        if keys != self._keys:
+            self._keys, self._latest, self._key_row = keys, None, key_row
+
+    def __getitem__(self, index: int) -> Any:
+        if self._latest is None or index <= self._latest:
+            self._rows = self._keyed()
+        self._latest = index
+        for row, sample in self._rows:
+            if row == index:
+                return sample
+        return self.stream[index]  # which says that it is too short
+
+    def _keyed(self) -> Iterator[tuple[int, Any]]:
+        samples = iter(self.stream.dataset)
+        for row in range(len(self)):
+            self._key_row(row)
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            if row == len(self) - 1 and self.stream.to_its_end and next(samples, samples) is not samples:
+                self.stream[row]  # which says that it is too long
+            yield row, sample
+
+
+def with_reader(dataset: Any) -> tuple[Any, StreamReader | None]:
+    """Returns a dataset whose stream, if it is or wraps one, is read by a StreamReader; and this reader, or None."""
+    stream = dataset
+    while stream is not None and not hasattr(stream, "key_rows"):
+        stream = getattr(stream, "dataset", None)
+    if stream is None:
+        return dataset, None
+    if "reference_reader" not in vars(stream):
+        stream.reference_reader = StreamReader(stream)
+    reader: StreamReader = stream.reference_reader
+    return _replaced(dataset, stream, reader), reader
+
+
+def _replaced(dataset: Any, stream: Any, reader: StreamReader) -> Any:
+    if dataset is stream:
+        return reader
+    wrapper = copy.copy(dataset)
+    wrapper.dataset = _replaced(dataset.dataset, stream, reader)
+    return wrapper
