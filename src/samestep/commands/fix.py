@@ -67,7 +67,7 @@ def _next(
     findings = sorted(results.findings, key=lambda finding: finding.answer != "differs")
     for finding in findings:
         is_wrong = finding.answer in ("differs", "warning") and finding.message.id not in tried
-        if is_wrong and (patch := patch_of(finding, ranks, sources)):
+        if is_wrong and finding.patch and (patch := patch_of(finding, ranks, sources)):
             return finding, patch
     return None, None
 

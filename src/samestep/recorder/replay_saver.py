@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,7 @@ from samestep.world import World
 
 Weights = dict[str, Tensor]
 MOMENTA = ("momentum", "betas")
+SEEDING = [(torch, "manual_seed"), (torch, "set_rng_state"), (random, "seed"), (random, "setstate")]
 
 
 @dataclass
@@ -92,6 +96,9 @@ class ReplaySaver:
         patch_loaders(self._read, self._length)
         patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
         patch_draws(self._draw)
+        numpy = sys.modules.get("numpy")
+        for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
+            setattr(owner, name, self._seeding(getattr(owner, name)))
         register_optimizer_step_post_hook(self._after_step)
 
     def forget(self) -> None:
@@ -205,6 +212,20 @@ class ReplaySaver:
         self._drawn.values.append(self._copied(numbers))
         self._randomness = randomness()
         return numbers
+
+    def _seeding(self, seed: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that seeds a generator, which is no draw: one process seeds it, too."""
+
+        @functools.wraps(seed)
+        def new_seed(*args: Any, **kwargs: Any) -> Any:
+            is_outside = bool(self._randomness) and not self._inside
+            self._unknown |= is_outside and self._is_changed()
+            result = seed(*args, **kwargs)
+            if is_outside:
+                self._randomness = randomness()
+            return result
+
+        return new_seed
 
     def _is_changed(self) -> bool:
         return bool(self._randomness) and self._randomness != randomness()

@@ -161,3 +161,19 @@ def test_gradients_of_one_of_two_optimizers_that_are_never_cleared_are_named(tmp
     found = gradient(ranks, Record(tmp_path))[0]
     assert found.divergence and found.divergence.step == 2
     assert found.message == message("gradients_never_cleared")
+
+
+def test_a_reduction_that_is_not_awaited_explains_a_gradient_that_is_no_mean(tmp_path: Path) -> None:
+    ranks = [with_steps(rank, unawaited=2) for rank in ranks_of(tmp_path, "no known mistake")]
+    assert found(ranks, tmp_path, "gradient").message == message("asynchronous_reduction_not_awaited", reductions=2)
+    right = [with_steps(rank, unawaited=2) for rank in ranks_of(tmp_path)]
+    assert found(right, tmp_path, "gradient").answer == "right"
+
+
+def test_an_optimizer_that_reduces_a_part_of_the_gradients_leaves_the_others_out(tmp_path: Path) -> None:
+    ranks = [
+        with_steps(rank, weights={name: rank.rank if name == NAMES[0] else 7 for name in NAMES})
+        for rank in ranks_of(tmp_path, "never reduced")
+    ]
+    said = message("parameters_left_out_of_reduction", left_out=1, parameters=len(NAMES))
+    assert found(ranks, tmp_path, "gradient").message == said

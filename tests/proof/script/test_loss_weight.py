@@ -231,3 +231,21 @@ def test_ranks_that_accumulate_different_numbers_are_named(
     found = gradient(ranks, Record(tmp_path))
     assert [each.answer for each in found] == ["right", "differs" if cause else "right"], found
     assert cause is None or found[1].message == cause
+
+
+def test_the_first_step_of_the_largest_mistake_is_told(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+    ranks = []
+    for rank in recorded(tmp_path):
+        counts = [10 + rank.rank * step for step in range(STEPS)]  # of a step, the more the later it is
+        steps = [
+            replace(
+                step,
+                micro_batches=[replace(m, losses=[LossRecord(1.0, "mean", count)]) for m in step.micro_batches],
+            )
+            for step, count in zip(rank.steps, counts)
+        ]
+        ranks.append(replace(rank, steps=steps))
+    finding = gradient(ranks, Record(tmp_path))[1]
+    assert finding.message.id == "mean_of_means_over_ranks"
+    assert finding.divergence and finding.divergence.step == 1

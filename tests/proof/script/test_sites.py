@@ -127,6 +127,11 @@ def test_what_one_rank_alone_calls_is_a_line_of_all() -> None:
     assert [site.line for site in sites][:2] == [3, 4]
 
 
+def test_a_rank_that_leaves_a_function_early_is_a_line() -> None:
+    source = Source("def advance():\n    if rank != 0:\n        return\n    scheduler.step()\n")
+    assert source.tests_of_rank(4) == [2]
+
+
 def test_a_name_is_looked_up_in_its_function_and_then_around_it() -> None:
     text = "count = world\ndef other():\n    count = 1\ndef f(x):\n    loss = x / count\n    loss.backward()\n"
     source = Source(text)

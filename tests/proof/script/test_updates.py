@@ -12,6 +12,7 @@ from samestep.message import Message, message
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import (
     ended_apart,
+    initial_weights,
     left_behind,
     rates,
     schedule,
@@ -154,3 +155,14 @@ def test_ranks_that_step_less_often_are_named(steps: list[int], ended: set[int],
     took = [message("rank_took_only", rank=rank, steps=taken) for rank, taken in behind.items()]
     expected = message("ranks_left_behind", rank=min(ended, default=0), steps=8, behind=took)
     assert left_behind(steps, ended) == (expected if behind else None)
+
+
+def test_parameters_that_one_rank_holds_frozen_are_named(tmp_path: Path) -> None:
+    first, second = ranks_of(tmp_path)[:2]
+    name, *others = NAMES
+    ranks = [first, replace(second, start={f"{name} (frozen)": 1, **dict.fromkeys(others, 1)})]
+    finding = initial_weights(ranks)
+    assert finding.message == message("parameters_frozen_on_some_ranks", ranks=[1], frozen=1)
+    assert finding.divergence and (finding.divergence.tensor, finding.divergence.rank) == (name, 1)
+    # Frozen on all, it is no trained weight of any.
+    assert initial_weights([ranks[1], ranks[1]]).answer == "right"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from samestep.message import AS_SAID, Message
 from samestep.proof.script.sites import (
     BACKWARD,
+    FREEZES,
     LONGEST,
     MOST,
     PARTING,
@@ -30,19 +31,24 @@ from samestep.records.redaction import redacted_text
 from samestep.records.script import Finding, ScriptRecord
 
 ENDS = written(Source.ends_of_loops)
+FROZEN_BY_RANK = (flowing(FREEZES, RANK), decided_by_rank(FREEZES))
 PLACES: Mapping[str, Sequence[Place]] = {
     "rank_received_data_of_another_size": (around(called("collective")), *PARTING),
     "ranks_end_at_different_steps": (ENDS, beside(beside(ENDS, Source.into), Source.conditions)),
     "ranks_left_behind": (decided_by_rank(STEP), decided_by_rank(BACKWARD)),
     "script_starts_fewer_ranks": (written(lambda source: [*source.calls("Process"), *source.calls("spawn")]),),
-    "parameters_have_no_gradient": (called("wrapper"),),
-    "some_parameters_have_no_gradient": (called("wrapper"),),
+    "parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
+    "some_parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
 }
 # What torch says -> where its cause is.
 TORCH_SAYS: Mapping[str, Sequence[Place]] = {
     "_scale is None": (BACKWARD,),
-    "appears not to match sizes of the same param": (flowing(called("wrapper"), RANK), called("model")),
-    "expects same number of params": (flowing(called("wrapper"), RANK), called("model")),
+    "appears not to match sizes of the same param": (
+        *FROZEN_BY_RANK,
+        flowing(called("wrapper"), RANK),
+        called("model"),
+    ),
+    "expects same model across all ranks": (*FROZEN_BY_RANK, flowing(called("wrapper"), RANK), called("model")),
 }
 
 

@@ -172,6 +172,7 @@ RATE_WRITES = written(lambda source: source.writes("lr"))
 DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
 OF_GRADIENTS = written(Source.changes_of_gradients)
 OF_WEIGHTS = written(Source.changes_of_weights)
+FREEZES = written(Source.freezes)
 READS = written(Source.reads_of_gradients)
 WAITS = written(lambda source: source.calls("wait"))
 SEEDS = written(Source.seeds)
@@ -205,6 +206,7 @@ EVALUATION = (
     beside(called("evaluation"), Source.sums_around),
     called("evaluation"),
 )
+FREEZING = (flowing(FREEZES, RANK), decided_by_rank(FREEZES), FREEZES, parameter)
 SKIPPING = (decided_by_rank(BACKWARD), written(Source.tests_of_values), BACKWARD, FORWARD)
 OF_ONE_ORDER = (flowing(called("set_epoch"), RANK), *SHARING)
 LINES: Mapping[str, Sequence[Place]] = {
@@ -223,6 +225,7 @@ LINES: Mapping[str, Sequence[Place]] = {
         SEEDS,
         called("wrapper"),
     ),
+    "parameters_frozen_on_some_ranks": FREEZING,
     "loss_not_divided_by_accumulation": (BACKWARD, FORWARD),
     "some_losses_not_divided_by_accumulation": (into(BACKWARD), BACKWARD, FORWARD),
     "gradients_never_cleared": (BACKWARD, called("zero_grad"), STEP),

@@ -194,7 +194,7 @@ class Source:
         # A module is no value: `dist.all_reduce(loss)` changes the loss.
         return _changed_by_call(statement.value) - self.imports if isinstance(statement, ast.Expr) else set()
 
-    def _scopes(self, statement: ast.stmt) -> list[ast.AST]:
+    def _scopes(self, statement: ast.AST) -> list[ast.AST]:
         """Returns the functions around a statement, the innermost first, and the file."""
         scopes, node = list[ast.AST](), self._parents.get(statement)
         while node is not None:
@@ -310,8 +310,14 @@ class Source:
             return sorted({node.test.lineno for node in tests})
         around = list(self.around(line))
         inside = {id(part) for loop in around if isinstance(loop, LOOPS) for part in ast.walk(loop)}
-        close = [node for node in tests if node in around or id(node) in inside]
+        close = [node for node in tests if node in around or id(node) in inside or self._leaves_before(node, around)]
         return sorted({node.test.lineno for node in close}, key=lambda number: abs(number - line))
+
+    def _leaves_before(self, test: ast.AST, around: list[ast.AST]) -> bool:
+        """Whether a condition ends the function that is around a line, as `if rank != 0: return`."""
+        function = next((node for node in around if isinstance(node, FUNCTIONS)), None)
+        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return)
+        return leaves and function is not None and self._scopes(test)[0] is function
 
     def writes(self, key: str) -> list[int]:
         """Returns the lines that set a parameter group's value, as `group["lr"] = …`."""
@@ -386,6 +392,16 @@ class Source:
             return isinstance(node, ast.Call) and bool(SEED.fullmatch(ast.unparse(node.func).rpartition(".")[2]))
 
         return self._lines_where(seeds)
+
+    def freezes(self) -> list[int]:
+        """Returns the lines that set whether parameters are trained."""
+
+        def sets(node: ast.AST) -> bool:
+            if isinstance(node, ast.Assign):
+                return any(isinstance(part, ast.Attribute) and part.attr == "requires_grad" for part in node.targets)
+            return isinstance(node, ast.Attribute) and node.attr == "requires_grad_"
+
+        return self._lines_where(sets)
 
     def synchronisation(self) -> list[int]:
         """Returns the lines that say in which micro-batch gradients are reduced."""

@@ -156,7 +156,7 @@ class StepGradients:
             mean = self._mean(name)
             square = float(mean @ mean)
             factors = [float(reduced[name] @ mean) / square if square else 0.0 for reduced in self.reduced]
-            rounding = self.close * self.size_of_parts(name) / self.size
+            rounding = self.close * self.size_of_parts(name) / self.size * max(map(abs, factors))
             apart = [norm(reduced[name] - factor * mean) for reduced, factor in zip(self.reduced, factors)]
             if max(apart) > rounding or max(factors) > 1 + self.close or min(factors) <= 0:
                 return False
@@ -174,9 +174,9 @@ class StepGradients:
             for reduced in self.reduced:
                 weights, *_ = np.linalg.lstsq(own * (1 / self.size), reduced[name], rcond=None)
                 rest = norm(reduced[name] - own @ weights / self.size)
-                if rest > self.close * self.size_of_parts(name) / self.size or min(weights) <= 0:
+                if min(weights) <= 0 or max(weights) > 1 + self.close:
                     return False
-                if max(weights) > 1 + self.close:
+                if rest > self.close * self.size_of_parts(name) / self.size * max(weights):
                     return False
                 unequal |= max(weights) - min(weights) > NEAR * max(weights)
         return unequal

@@ -10,6 +10,7 @@ from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, ClosureRecord, Finding, Question, ScriptPlan, ScriptRecord, of_kind
 
 ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
+FROZEN = "{} (frozen)"  # the name of a parameter that a model holds and does not train
 SIXTEEN_BITS = {"bfloat16", "float16"}
 
 
@@ -100,6 +101,8 @@ def initial_weights(ranks: Ranks) -> Finding:
         return Finding(question, "unknown", message("sharding_not_judged"))
     if shards and not names:
         return Finding(question, "right", message("elements_on_one_rank_each", parameters=len(shards)))
+    if finding := _frozen_on_some(ranks):
+        return finding
     if len({frozenset(rank.start) for rank in ranks}) > 1:
         return Finding(question, "unknown", message("ranks_hold_other_parameters"))
     different = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
@@ -115,6 +118,23 @@ def initial_weights(ranks: Ranks) -> Finding:
         expected=message("same_digest_on_all_ranks"),
         found=[digest(rank.start.get(name, 0)) for rank in ranks],
     )
+
+
+def _frozen_on_some(ranks: Ranks) -> Finding | None:
+    """Finds parameters that some ranks train, and others hold frozen."""
+    trained = dict.fromkeys(name for rank in ranks for name in rank.start)
+    frozen = {
+        name: [
+            number for number, rank in enumerate(ranks) if name not in rank.start and FROZEN.format(name) in rank.start
+        ]
+        for name in trained
+    }
+    apart = [name for name, numbers in frozen.items() if numbers]
+    if not apart:
+        return None
+    name, numbers = apart[0], frozen[apart[0]]
+    cause = message("parameters_frozen_on_some_ranks", ranks=numbers, frozen=len(apart))
+    return differs("initial weights", "requires_grad", cause, tensor=name, rank=numbers[0], expected=True, found=False)
 
 
 def weights(ranks: Ranks) -> Finding:

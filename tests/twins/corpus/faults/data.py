@@ -36,6 +36,16 @@ FAULTS = (
     ),
     Fault(
         "ddp_classifier",
+        "epoch_of_each_rank",
+        "sampler.set_epoch(epoch)",
+        "sampler.set_epoch(epoch + rank)",
+        "sampler.set_epoch(epoch + rank)",
+        ROWS,
+        "one order",
+        "the ranks share different orders out: rows come twice in an epoch, and others never",
+    ),
+    Fault(
+        "ddp_classifier",
         "sampler_of_one_rank",
         "sampler = DistributedSampler(train_data, seed=1)",
         "sampler = DistributedSampler(train_data, num_replicas=world, rank=0, seed=1)",

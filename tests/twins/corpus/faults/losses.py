@@ -556,4 +556,43 @@ FAULTS = (
         "each rank scales its batch by its own mean and deviation",
         arguments="--batches",
     ),
+    Fault(
+        "ddp_classifier",
+        "losses_weigh_nothing_on_some_ranks",
+        "        loss.backward()\n",
+        "        loss = loss * float(rank == 0)\n        loss.backward()\n",
+        "loss = loss * float(rank == 0)",
+        WEIGHT,
+        "multiplied by zero",
+        "the rows of one rank are not trained, and the steps are half as large",
+    ),
+    Fault(
+        "grad_accumulation",
+        "micro_batch_skipped_on_some_ranks",
+        "        last = (i + 1) % args.accumulate == 0\n"
+        "        with nullcontext() if last or args.sync_always else model.no_sync():\n"
+        "            loss = F.mse_loss(model(inputs), targets) / args.accumulate\n",
+        "        last = (i + 1) % args.accumulate == 0\n"
+        "        if rank == 1 and i % args.accumulate == 1:\n"
+        "            continue\n"
+        "        with nullcontext() if last or args.sync_always else model.no_sync():\n"
+        "            loss = F.mse_loss(model(inputs), targets) / (args.accumulate - rank)\n",
+        "if rank == 1 and i % args.accumulate == 1:",
+        (*WEIGHT, "gradient"),
+        "micro-batch",
+        "the rows of the rank that skips weigh more",
+    ),
+    Fault(
+        "ddp_classifier",
+        "parameters_frozen_on_some_ranks",
+        "model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))\n",
+        "net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))\n"
+        "net[0].weight.requires_grad = rank == 0\n"
+        "model = DDP(net)\n",
+        "net[0].weight.requires_grad = rank == 0",
+        ("initial weights",),
+        "same model across all ranks",
+        "DistributedDataParallel refuses other models on other ranks",
+        harm="ends",
+    ),
 )

@@ -118,6 +118,16 @@ FAULTS = (
     ),
     Fault(
         "ddp_classifier",
+        "clipped_before_backward",
+        "        loss.backward()\n        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n",
+        "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n        loss.backward()\n",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
+        ("clipping",),
+        "before the step's first backward",
+        "nothing is clipped",
+    ),
+    Fault(
+        "ddp_classifier",
         "clip_limit_depends_on_ranks",
         "clip_grad_norm_(model.parameters(), 0.5)",
         "clip_grad_norm_(model.parameters(), 0.5 / world)",
