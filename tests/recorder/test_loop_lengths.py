@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.recorder.loop_lengths import loops_around
+from samestep.recorder.patches import length_of
 
 SCRIPT = """
 def train(loader, epochs):
@@ -48,3 +50,10 @@ def test_a_loop_goes_round_as_often_as_its_head_says(
     held = {"step": step, "loader": loader, "args": SimpleNamespace(epochs=5), "tqdm": list, "bar": iter}
     exec(compile(file.read_text(), str(file), "exec"), held)
     assert [loop.rounds for loop in found[0]] == rounds
+
+
+def test_a_schedule_says_how_often_it_is_to_be_advanced() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedules: list[LRScheduler] = [CosineAnnealingLR(optimizer, T_max=7), StepLR(optimizer, 3)]
+    schedules += [OneCycleLR(optimizer, max_lr=1.0, total_steps=9), ReduceLROnPlateau(optimizer)]
+    assert [length_of(schedule) for schedule in schedules] == [7, None, 9, None]
