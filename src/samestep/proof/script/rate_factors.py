@@ -127,21 +127,21 @@ class RateFactors:
             for statement in source.statements:
                 for value in _assigned(statement, lambda target: ast.unparse(target) == name):
                     yield from self._ranks_in(file, value, given, depth)
-        elif key := _key(factor):
-            if key in ("lr", "initial_lr"):
-                for call in _parts(source.tree, ast.Call):
-                    for rate in (keyword.value for keyword in call.keywords if keyword.arg == "lr"):
-                        yield from self._ranks_in(file, rate, {}, depth)
+        elif _key(factor) in ("lr", "initial_lr"):
+            keywords = (keyword for call in _parts(source.tree, ast.Call) for keyword in call.keywords)
+            for value in (keyword.value for keyword in keywords if keyword.arg == "lr"):
+                yield from self._ranks_in(file, value, {}, depth)
         elif isinstance(factor, ast.Call) and _name(factor.func) in ("float", "int") and len(factor.args) == 1:
             yield from self._ranks_in(file, factor.args[0], given, depth)
         elif isinstance(factor, ast.Call):
-            for other, known in self.sources.items():
-                for function in _parts(known.tree, ast.FunctionDef):
-                    if function.name == _name(factor.func):
-                        for returned in _parts(function, ast.Return):
-                            if returned.value is not None:
-                                parameters = _given(function, factor)
-                                yield from self._ranks_in(other, returned.value, parameters, depth)
+            for other, function in self._functions(_name(factor.func)):
+                for value in (part.value for part in _parts(function, ast.Return) if part.value is not None):
+                    yield from self._ranks_in(other, value, _given(function, factor), depth)
+
+    def _functions(self, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        """Yields the functions of a name, with their files."""
+        for file, source in self.sources.items():
+            yield from ((file, node) for node in _parts(source.tree, ast.FunctionDef) if node.name == name)
 
 
 def _factors(value: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
