@@ -111,12 +111,21 @@ def tiny_model(folder: Path) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder / "tiny")
 
 
-SFT_TRAINER, DPO_TRAINER = "trl/trainer/sft_trainer.py", "trl/trainer/dpo_trainer.py"
+PREPARED = ("transformers.models.auto.processing_auto", "transformers.trainer")  # before they find stand-ins
+TRAIN = "    # Train the model\n"
 
 
-def trl(name: str, *arguments: str, plants: tuple[Plant, ...]) -> Case:
+def before_training(name: str, line: str, question: str, cause: str) -> Plant:
+    return plant(name, TRAIN, f"    {line}\n{TRAIN}", question, cause)
+
+
+def trl(name: str, *arguments: str) -> Case:
     common = "--model_name_or_path tiny --output_dir out --use_cpu --bf16 false --report_to none --max_length 32"
     common += " --per_device_train_batch_size 4 --num_train_epochs 2 --gradient_checkpointing false"
+    made = f"    # Initialize the {name.upper()} trainer\n"
+    loader = (
+        "__import__('torch').utils.data.DataLoader(trainer.train_dataset, 4, True, collate_fn=trainer.data_collator)"
+    )
     return Case(
         f"TRL {name}",
         "huggingface/trl",
@@ -125,15 +134,37 @@ def trl(name: str, *arguments: str, plants: tuple[Plant, ...]) -> Case:
         (*words(common), *arguments),
         module=f"trl.scripts.{name}",
         parts=("trl", "VERSION"),
+        before=PREPARED,
         packages=("datasets", "pyarrow"),
         prepare=tiny_model,
-        plants=plants,
+        plants=(
+            plant(
+                "rate by rank",
+                made,
+                f"    training_args.learning_rate *= 1 + training_args.process_index\n{made}",
+                "rate",
+                "rates_differ_between_ranks",
+            ),
+            before_training(
+                "loader not prepared",
+                f"trainer.get_train_dataloader = lambda: {loader}",
+                "rows",
+                "rows_not_shared_out",
+            ),
+            before_training(
+                "loss times the ranks",
+                "compute = trainer.compute_loss; trainer.compute_loss = lambda *a, **k: 2 * compute(*a, **k)",
+                "loss weight",
+                "loss_multiplied_by_ranks",
+            ),
+            before_training(
+                "model not prepared",
+                "trainer.accelerator.prepare_model = lambda model, *_, **__: model",
+                "gradient",
+                "ranks_never_reduce_gradients",
+            ),
+        ),
     )
-
-
-def trained(trainer: str) -> tuple[Plant, ...]:
-    """Returns faults of a trainer's own loss and of its arguments, which are planted in its file."""
-    return ()
 
 
 CASES = (
@@ -145,6 +176,6 @@ CASES = (
     case("by_feature/early_stopping"),
     case("by_feature/multi_process_metrics"),
     case("by_feature/ddp_comm_hook"),
-    trl("sft", "--dataset_name", "texts", "--gradient_accumulation_steps", "2", plants=trained(SFT_TRAINER)),
-    trl("dpo", "--dataset_name", "preferences", plants=trained(DPO_TRAINER)),
+    trl("sft", "--dataset_name", "texts", "--gradient_accumulation_steps", "2"),
+    trl("dpo", "--dataset_name", "preferences", "--gradient_accumulation_steps", "1"),
 )

@@ -14,7 +14,7 @@ SIZE, WORDS = 32, "the cat sat on a mat and ran"
 PACKAGES = Path(__file__).parents[1] / "standins" / "packages"
 
 
-def pictures(folder: Path, number: int) -> list[Path]:
+def pictures(folder: Path, number: int, size: int = SIZE) -> list[Path]:
     """Makes random pictures in a new folder."""
     from PIL import Image
 
@@ -22,7 +22,7 @@ def pictures(folder: Path, number: int) -> list[Path]:
     draw = random.Random(str(folder.name))
     paths = [folder / f"{index}.png" for index in range(number)]
     for path in paths:
-        Image.frombytes("RGB", (SIZE, SIZE), draw.randbytes(3 * SIZE * SIZE)).save(path)
+        Image.frombytes("RGB", (size, size), draw.randbytes(3 * size * size)).save(path)
     return paths
 
 
@@ -64,7 +64,7 @@ def documents(folder: Path) -> None:
 
 
 def readme(folder: Path) -> None:
-    pictures(folder / "pictures", 128)
+    pictures(folder / "pictures", 128, 16)
     (folder / "train.py").write_text(README)
 
 
@@ -79,7 +79,7 @@ model = Unet(
 
 diffusion = GaussianDiffusion(
     model,
-    image_size = 32,
+    image_size = 16,
     timesteps = 1000,           # number of steps
     sampling_timesteps = 250    # number of sampling timesteps
 )

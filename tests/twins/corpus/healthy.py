@@ -5,7 +5,7 @@ from __future__ import annotations
 from corpus.twin import Healthy
 
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "ddp_classifier": ("", "--optimizer adamw", "--workers 2", "--smoothing 0.1"),
+    "ddp_classifier": ("", "--optimizer adamw", "--workers 2", "--smoothing 0.1", "--look-first"),
     "grad_accumulation": ("", "--accumulate 2", "--sync-always"),
     "mae_pretrain": ("", "--accum_iter 1", "--bf16"),
     "moco": ("", "--momentum 0.5", "--shuffle"),

@@ -15,6 +15,7 @@ parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adamw"])
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--smoothing", type=float, default=0.0)
+parser.add_argument("--look-first", action="store_true")
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
@@ -36,6 +37,8 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epo
 
 for epoch in range(args.epochs):
     model.train()
+    if args.look_first:
+        print(f"rank {rank} reads batches of {len(next(iter(train_loader))[0])}")
     sampler.set_epoch(epoch)
     for inputs, targets in train_loader:
         optimizer.zero_grad()

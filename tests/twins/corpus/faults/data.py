@@ -6,6 +6,17 @@ ROWS, RANDOM = ("rows",), ("random numbers", "rows")
 FAULTS = (
     Fault(
         "ddp_classifier",
+        "set_epoch_missing",
+        "    sampler.set_epoch(epoch)\n",
+        "",
+        "for epoch in range(args.epochs):",
+        ("order",),
+        "set_epoch",
+        "each epoch has the same order, though a batch is looked at before it",
+        arguments="--look-first",
+    ),
+    Fault(
+        "ddp_classifier",
         "rows_not_shared_out",
         "train_loader = DataLoader(train_data, batch_size=6, sampler=sampler, num_workers=args.workers)",
         "train_loader = DataLoader(train_data, batch_size=6, shuffle=True, num_workers=args.workers)",

@@ -42,7 +42,7 @@ class Dataset:
         else:
             rows = [function(row, **given) for row in self]
             made = {name: [row[name] for row in rows] for name in rows[0]}
-        kept = {name: values for name, values in self.columns.items() if name not in remove_columns}
+        kept = {name: values for name, values in self.columns.items() if name not in (remove_columns or ())}
         many = len(next(iter(made.values())))
         return Dataset({name: each for name, each in kept.items() if len(each) == many} | dict(made))
 

@@ -12,3 +12,6 @@ def read_csv(path, sep=","):
     with open(path) as file:
         rows = [*csv.DictReader(file, delimiter=sep)]
     return {name: Column(row[name] for row in rows) for name in rows[0]}
+
+
+class DataFrame: ...
