@@ -147,7 +147,13 @@ SIMSIAM = Case(
         usual("set_epoch left out", "            train_sampler.set_epoch(epoch)\n", "            pass\n"),
         usual("no sampler", SAMPLER, SAMPLER.replace("train_sampler", "None")),
         usual("gradients never cleared", "        optimizer.zero_grad()\n", ""),
-        usual("loss times the ranks", "        loss.backward()\n", "        (loss * args.world_size).backward()\n"),
+        plant(
+            "loss times the ranks",
+            "        loss.backward()\n",
+            "        (loss * args.world_size).backward()\n",
+            "replayed gradient",
+            "gradient_multiplied_by_the_ranks",
+        ),
         usual("rate by rank", "init_lr = args.lr * args", "init_lr = (1 + args.rank) * args.lr * args"),
     ),
 )
@@ -222,8 +228,8 @@ def practice(script: str, note: str, rank: str) -> Case:
             usual("set_epoch left out", "        train_dloader.sampler.set_epoch(epoch)  ### 防止采样出 bug\n", ""),
             usual(
                 "no sampler",
-                "        pin_memory=True,\n        sampler=train_sampler,\n",
-                "        pin_memory=True,\n",
+                "DistributedSampler(\n        train_dataset)",
+                "DistributedSampler(\n        train_dataset, num_replicas=1, rank=0)",
             ),
             usual("gradients never cleared", "        optimizer.zero_grad()\n", ""),
             usual(
