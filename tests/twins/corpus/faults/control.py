@@ -6,6 +6,16 @@ EVALUATION = ("evaluation",)
 PARTS = ("steps", "collectives", "rows", "weights")
 FAULTS = (
     Fault(
+        "dino",
+        "ranks_never_reduce_gradients",
+        "student = DDP(student)",
+        'student.__dict__["module"] = student',
+        "        loss.backward()",
+        ("gradient",),
+        "reduce",
+        "each rank trains alone: its gradients are clipped by own code, and nothing reduces them",
+    ),
+    Fault(
         "ddp_classifier",
         "evaluation_rows_counted_on_every_rank",
         "val_loader = DataLoader(Subset(val_data, range(rank, len(val_data), world)), batch_size=5)",

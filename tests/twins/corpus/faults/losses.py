@@ -7,16 +7,6 @@ GRADIENT = ("gradient",)
 REPLAY = ("replayed gradient", "loss weight")
 FAULTS = (
     Fault(
-        "dino",
-        "ranks_never_reduce_gradients",
-        "student = DDP(student)",
-        'student.__dict__["module"] = student',
-        "        loss.backward()",
-        ("gradient",),
-        "reduce",
-        "each rank trains alone: its gradients are clipped by own code, and nothing reduces them",
-    ),
-    Fault(
         "ddp_classifier",
         "gradients_not_reduced",
         "loss = F.cross_entropy(model(inputs), targets,",
