@@ -297,9 +297,18 @@ def prove(
     engine: str,
     settings: Mapping[str, str] | None = None,
     engine_settings: Mapping[str, str] | None = None,
+    *,
+    complete: bool = False,
 ) -> Verdict:
-    """The verdict on `engine` over all of `ranks`."""
+    """The verdict on `engine` over all of `ranks`. complete: with later epochs and the job's own dtype, as `verify`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
+    if complete:
+        asked = (loop_layout(facts), numerics_layout(facts), own_dtype_layout(facts))
+        plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))
+        reference, numbers = reference_rank.played(plan), iter(range(len(plan.layouts)))
+        loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)
+        assert loop
+        return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts, own)), numerics, own)
     loop, numerics = _expected(reference_rank, reference_plan(job, ranks.size, settings, facts))
     return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)), numerics)
 

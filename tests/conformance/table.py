@@ -103,10 +103,11 @@ STRENGTH = ("undefined", "failed", "differs", "refused", "approximate", "same")
 
 
 class Bench(ExitStack):
-    """Ranks kept between proofs, and the one that plays the references."""
+    """Ranks kept between proofs, and the one that plays the references. complete: as of ranks.prove."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, complete: bool = False) -> None:
         super().__init__()
+        self.complete = complete
         self.reference_rank = self.enter_context(Ranks(1))
         self.ranks = self.enter_context(KeptRanks())
 
@@ -114,7 +115,8 @@ class Bench(ExitStack):
         facts = engine_facts(engine, size, given)
         if why := refusal(facts, _inspected(tuple(settings.items()), size)):
             return Verdict("refused", reason=why)
-        return prove(self.reference_rank, self.ranks.of(size, engine, given), DRAWN, engine, settings, given)
+        of_size = self.ranks.of(size, engine, given)
+        return prove(self.reference_rank, of_size, DRAWN, engine, settings, given, complete=self.complete)
 
 
 @lru_cache
@@ -156,7 +158,7 @@ def _failed(said: str) -> str:
 
 def columns(only: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     """Measures the table, one engine after the other: (engine, behaviour -> cell)."""
-    with Bench() as bench:
+    with Bench(complete=True) as bench:
         for name in ENGINES:
             if only in name:
                 yield name, measure(bench, name)

@@ -54,5 +54,5 @@ def test_no_false_alarm(
 ) -> None:
     chosen = {key: str(value) for key, value in drawn.items()}
     chosen["shuffle"] = str(drawn["shuffle"] and not drawn["stream"])
-    verdict = prove(reference_rank, ranks(size), DRAWN, "ddp", chosen)
+    verdict = prove(reference_rank, ranks(size), DRAWN, "ddp", chosen, complete=True)
     assert verdict.verdict == "same", (chosen, size, verdict)
