@@ -1,8 +1,9 @@
 """Every behaviour that a job can have x every engine: one table, docs/conformance.md, measured and checked in.
 
-    python tests/conformance/table.py [--only WORDS] [--write]
+    python tests/conformance/table.py [--only WORDS] [--write] [--complete]
 
 A cell holds the weakest verdict over the behaviour's numbers of ranks. `--write` replaces the table in the docs.
+`--complete` also proves later epochs and the job's own dtype, as `samestep verify` does.
 """
 
 from __future__ import annotations
@@ -156,9 +157,9 @@ def _failed(said: str) -> str:
     return f"{'refused' if kind.endswith('Refused') else 'failed'}: {sentence or last}"
 
 
-def columns(only: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+def columns(only: str = "", *, complete: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
     """Measures the table, one engine after the other: (engine, behaviour -> cell)."""
-    with Bench(complete=True) as bench:
+    with Bench(complete=complete) as bench:
         for name in ENGINES:
             if only in name:
                 yield name, measure(bench, name)
@@ -196,10 +197,11 @@ def markdown(table: Mapping[str, Mapping[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="engines with these words in their name")
+    parser.add_argument("--complete", action="store_true", help="also prove later epochs and the job's own dtype")
     parser.add_argument("--write", action="store_true", help="replace the table in the docs")
     options = parser.parse_args()
     table = {} if not options.write or not options.only else documented()
-    for name, row in columns(options.only):
+    for name, row in columns(options.only, complete=options.complete):
         table[name] = row
         print(name, {b: c for b, c in row.items() if c not in ("same", "approximate")} or set(row.values()), flush=True)
     if options.write:

@@ -60,8 +60,8 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     ranks = max((row.facts.processes or 1) for row in rows) / inspected.machines.nnodes
     reference = PROCESS + OF_REFERENCE * job.parameters + activations
     trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)
-    of_layout = (2 if job.costly else 3) * (1 + 2 * job.proof_steps)
-    steps = (1 + len(layouts)) * of_layout + len(rows) * (1 + 2 * job.proof_steps)
+    of_layout = (2 if job.costly else 3) * (1 + 3 * job.proof_steps)
+    steps = (1 + len(layouts)) * of_layout + len(rows) * (2 + 4 * job.proof_steps)
     seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
     disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
     disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
