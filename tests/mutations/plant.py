@@ -86,16 +86,18 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
     return (1,) if fault.engine in ONE_PROCESS else sizes
 
 
-def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def plant(
+    fault: Fault, references: References, jobs: Sequence[str] = (), *, threads: bool = False
+) -> Iterator[dict[str, Any]]:
     """What the proof says about one fault on each of its jobs, at the references' number of ranks.
 
-    jobs: these, instead of the fault's own.
+    jobs: these, instead of the fault's own. threads: the ranks are threads.
     """
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Ranks(size, patched(fault, Path(folder)), engine=fault.engine) as ranks,
+        Ranks(size, patched(fault, Path(folder)), engine=fault.engine, threads=threads) as ranks,
     ):
         for job in jobs or fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
