@@ -33,6 +33,7 @@ def test_torch_has_the_group_that_the_ranks_use() -> None:
     the class from the last torch that had it: it is Python."""
     collective = multi_threaded_pg.Collective(2, multi_threaded_pg.AllGather(), None)
     assert {"_data", "_count", "_world_size", "_collective", "_done"} <= {*vars(collective)}
+    assert "_start_coll" in vars(multi_threaded_pg.ProcessLocalGroup)
     for name in ("_install_threaded_pg", "_uninstall_threaded_pg", "_store_based_barrier", "ret_work"):
         assert callable(getattr(multi_threaded_pg, name))
     assert dist.ReduceOp.SUM in multi_threaded_pg._reduce_ops
@@ -76,7 +77,7 @@ def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pyte
         os.environ["SAMESTEP_TEST_RANK"] = str(rank)
         sys.stdout = open(tmp_path / str(rank), "w")  # noqa: SIM115 - closed below
         print("before")
-        dist.barrier()
+        dist.all_reduce(torch.ones(1, dtype=torch.int64))
         print(f"after {os.environ['SAMESTEP_TEST_RANK']} {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
         sys.stdout.close()
         assert torch.get_default_dtype() == (torch.float64 if rank else torch.float32)
@@ -125,6 +126,19 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
     assert isinstance(error, TrainingFailed) and error.message.id == "threads_wait_for_each_other"
     (waiting,) = error.message.fields["waiting"]
     assert (waiting.fields, error.message.fields["ended"]) == ({"ranks": [0, 2], "collective": "AllReduce"}, [1])
+
+
+def test_another_collective_is_an_error() -> None:
+    def differs(rank: int) -> None:
+        dist.broadcast(torch.ones(1), src=0) if rank == 2 else dist.all_reduce(torch.ones(1))
+
+    (error,) = on_threads(3, differs).values()
+    assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
+    assert (error.message.fields["rank"] == 2) != (2 in error.message.fields["others"])
+    (error,) = on_threads(2, lambda rank: dist.broadcast(torch.ones(1), src=rank)).values()
+    assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
+    (error,) = on_threads(2, lambda rank: dist.all_reduce(torch.ones(1 + rank))).values()
+    assert "different shapes" in str(error)
 
 
 def test_a_rank_that_fails_ends_the_others() -> None:

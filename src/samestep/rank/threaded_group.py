@@ -14,11 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore, ReduceOp, Store
 from torch.backends import cuda as attention
@@ -205,13 +207,30 @@ def _taking_turns(of_process: Turns) -> Iterator[None]:
             of_process.wait(lambda: bool(self._done), type(self._collective).__name__)
             return torchs.ret_work(data)
 
+    original = torchs.ProcessLocalGroup.__dict__["_start_coll"]
+
+    def started(cls: Any, collective: Any, group: Any) -> Any:
+        joined = original.__func__(cls, collective, group)
+        called, others = (type(entered).__name__ for entered in (collective, joined._collective))
+        if called != others or vars(collective) != vars(joined._collective):
+            waiting = [rank for rank, data in enumerate(joined._data) if data is not None]
+            fields = {"rank": of_process.running, "collective": called, "others": waiting}
+            raise TrainingFailed(message("rank_calls_another_collective", **fields, others_collective=others))
+        return joined
+
     def all_created(rank: int, store: Store, name: str, size: int, *_: Any) -> None:
         store.add("created", 1)
         of_process.wait(lambda: store.add("created", 0) >= size, "new_group")
 
+    def in_rank_order(tensors: list[Tensor]) -> Tensor:
+        if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
+            raise RuntimeError(f"all_reduce of tensors of different shapes or dtypes: {[t.shape for t in tensors]}")
+        return reduce(torch.add, tensors)
+
     before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
     torchs.Collective, torchs._store_based_barrier = Collective, all_created
-    torchs._reduce_ops[ReduceOp.SUM] = lambda tensors: sum(tensors[1:], tensors[0])
+    torchs._reduce_ops[ReduceOp.SUM] = in_rank_order
+    torchs.ProcessLocalGroup._start_coll = classmethod(started)
     isolate: Callable[[bool], None] = _distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
     isolate(True)
     torchs._install_threaded_pg()
@@ -224,3 +243,4 @@ def _taking_turns(of_process: Turns) -> Iterator[None]:
         torchs._uninstall_threaded_pg()
         isolate(False)
         torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM] = before
+        torchs.ProcessLocalGroup._start_coll = original
