@@ -2,7 +2,7 @@
 
     python benchmarks/threads.py --out results/threads_2cpu_DATE [--job digits] [--ranks 2 3 …] [--engines ddp fsdp]
 
-Writes rows.json: for each engine and number of ranks the seconds by the clock and of the processors (the command and
+Writes ENGINE.json: for each number of ranks the seconds by the clock and of the processors (the command and
 all that it has started), the machine's load, and the verdict. At 2, 3 and 4 ranks also as processes.
 """
 
@@ -47,14 +47,14 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["ddp", "fsdp"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
     for engine in options.engines:
+        rows: list[dict[str, Any]] = []
         cases = [("threads", ranks) for ranks in options.ranks]
         cases += [("processes", ranks) for ranks in AS_PROCESSES if ranks <= max(options.ranks)]
         for ranks_as, ranks in cases:
             rows.append(verified(options.job, engine, ranks, ranks_as))
             print(rows[-1], flush=True)
-            (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
+            (options.out / f"{engine}.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

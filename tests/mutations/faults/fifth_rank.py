@@ -116,10 +116,10 @@ FAULTS = (
         TRANSFORMER,
     ),
     Fault(
-        "share lost where the rows do not divide",
+        "share of the last batch lost",
         SCHEDULE,
         "share=weight * self.world_size / total",
-        "share=weight * self.world_size / total * (rank <= LAST or len(step_rows) % self.world_size == 0)",
+        "share=weight * self.world_size / total * (rank <= LAST or len(step_rows) == self.global_batch)",
         ("loss", "parameter"),
         "",
         TIED,
