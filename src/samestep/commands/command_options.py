@@ -152,7 +152,7 @@ class VerifyOptions(ProofOptions):
 
     _: KW_ONLY
     ranks_as: Annotated[
-        str, Option("--as", metavar="processes|threads", help="What the ranks are; many threads fit on few cores.")
+        str, Option("--as", metavar="processes|threads", help="What the ranks are; 64 threads fit on two cores.")
     ] = PROCESSES
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
