@@ -97,9 +97,9 @@ def threads_main(size: int, path: str) -> None:
 
     signal.signal(signal.SIGUSR1, write_stacks)
     # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.
-    of_process = open(folder / "stacks-of-threads.txt", "w")  # noqa: SIM115 - open as long as the process lives
-    faulthandler.register(signal.SIGUSR1, file=of_process, all_threads=True, chain=True)
-    faulthandler.enable(of_process)
+    log = open(folder / "stacks-of-threads.txt", "w")  # noqa: SIM115 - open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True, chain=True)
+    faulthandler.enable(log)
     code = turns.run(lambda: run_rank(path, Plan, run_trainings, is_thread=True))
     end_children()
     os._exit(code)

@@ -134,7 +134,7 @@ def test_another_collective_is_an_error() -> None:
 
     (error,) = on_threads(3, differs).values()
     assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
-    assert (error.message.fields["rank"] == 2) != (2 in error.message.fields["others"])
+    assert (error.message.fields["rank"] == 2) != (2 in error.message.fields["waiting"])
     (error,) = on_threads(2, lambda rank: dist.broadcast(torch.ones(1), src=rank)).values()
     assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
     (error,) = on_threads(2, lambda rank: dist.all_reduce(torch.ones(1 + rank))).values()
@@ -149,6 +149,14 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
     returned = on_threads(3, fails)
     assert [*returned] == [1] and str(returned[1]) == "on rank 1"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_before_a_rank_can_report_it_ends_all() -> None:
+    def rank_main() -> int:
+        raise OSError("no space left")
+
+    assert Turns(2).run(rank_main) == 1
 
 
 def test_each_rank_tells_where_it_is() -> None:

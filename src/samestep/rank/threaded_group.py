@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
@@ -78,7 +77,7 @@ class Turns:
     """The turns of `size` ranks, threads of this process. running: the rank whose turn it is."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.running = size, 0
+        self.size, self.running = size, size - 1
         self.store = HashStore()
         self.threads: list[threading.Thread] = []
         self._may_run = [threading.Semaphore(0) for _ in range(size)]
@@ -109,11 +108,14 @@ class Turns:
         os.environ.pop(RANK_VARIABLES, None)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
-        self._code = rank_main()
-        if self._code:
-            self._over.set()  # the others never run again
-        else:
-            self._next()
+        self._code = 1
+        try:
+            self._code = rank_main()
+        finally:
+            if self._code:
+                self._over.set()  # no other rank runs again
+            else:
+                self._next()
 
     def wait(self, is_over: Callable[[], bool], collective: str) -> None:
         """Lets other ranks run until the running one's wait is over. Raises TrainingFailed where it never will be."""
@@ -139,9 +141,8 @@ class Turns:
 
     def _next(self) -> None:
         """Gives the turn to the next rank that can run."""
-        ranks = deque(range(self.size))
-        ranks.rotate(-self.running - 1 if len(self._waits) < self.size else 0)
-        waiting = [rank for rank in ranks if rank in self._waits]
+        in_turn = [(self.running + further) % self.size for further in range(1, self.size + 1)]
+        waiting = [rank for rank in in_turn if rank in self._waits]
         if not waiting:
             self._over.set()
             return
@@ -174,24 +175,24 @@ def _stack(frame: FrameType | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-_turns: list[Turns] = []  # of this process, while its ranks are threads
+_active: list[Turns] = []  # while the ranks of this process are threads
 
 
-def turns() -> Turns | None:
+def active_turns() -> Turns | None:
     """Returns the turns of this process's ranks; None where its rank is the process."""
-    return _turns[0] if _turns else None
+    return _active[0] if _active else None
 
 
 @contextmanager
-def threaded_group(world: World, of_process: Turns) -> Iterator[Store]:
+def threaded_group(world: World, turns: Turns) -> Iterator[Store]:
     """Opens the default process group of the running rank, and closes it after the block. Returns its store."""
-    dist.init_process_group("threaded", rank=world.rank, world_size=world.size, store=of_process.store)
-    yield of_process.store
+    dist.init_process_group("threaded", rank=world.rank, world_size=world.size, store=turns.store)
+    yield turns.store
     dist.destroy_process_group()
 
 
 @contextmanager
-def _taking_turns(of_process: Turns) -> Iterator[None]:
+def _taking_turns(turns: Turns) -> Iterator[None]:
     """Makes torch's threaded group wait by turns instead of with locks, and add in the order of the ranks."""
     from torch.testing._internal.distributed import multi_threaded_pg
 
@@ -204,23 +205,23 @@ def _taking_turns(of_process: Turns) -> Iterator[None]:
             if self._count == self._world_size:
                 self._collective.work(self._data)
                 self._done = True
-            of_process.wait(lambda: bool(self._done), type(self._collective).__name__)
+            turns.wait(lambda: bool(self._done), type(self._collective).__name__)
             return torchs.ret_work(data)
 
     original = torchs.ProcessLocalGroup.__dict__["_start_coll"]
 
     def started(cls: Any, collective: Any, group: Any) -> Any:
         joined = original.__func__(cls, collective, group)
-        called, others = (type(entered).__name__ for entered in (collective, joined._collective))
-        if called != others or vars(collective) != vars(joined._collective):
+        called, entered = (type(operation).__name__ for operation in (collective, joined._collective))
+        if called != entered or vars(collective) != vars(joined._collective):
             waiting = [rank for rank, data in enumerate(joined._data) if data is not None]
-            fields = {"rank": of_process.running, "collective": called, "others": waiting}
-            raise TrainingFailed(message("rank_calls_another_collective", **fields, others_collective=others))
+            fields = {"rank": turns.running, "called": called, "waiting": waiting, "entered": entered}
+            raise TrainingFailed(message("rank_calls_another_collective", **fields))
         return joined
 
     def all_created(rank: int, store: Store, name: str, size: int, *_: Any) -> None:
         store.add("created", 1)
-        of_process.wait(lambda: store.add("created", 0) >= size, "new_group")
+        turns.wait(lambda: store.add("created", 0) >= size, "new_group")
 
     def in_rank_order(tensors: list[Tensor]) -> Tensor:
         if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
@@ -234,11 +235,11 @@ def _taking_turns(of_process: Turns) -> Iterator[None]:
     isolate: Callable[[bool], None] = _distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
     isolate(True)
     torchs._install_threaded_pg()
-    _turns.append(of_process)
+    _active.append(turns)
     try:
         yield
     finally:
-        _turns.clear()
+        _active.clear()
         torchs.ProcessLocalGroup.reset()
         torchs._uninstall_threaded_pg()
         isolate(False)
