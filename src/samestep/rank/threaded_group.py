@@ -225,7 +225,8 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     def in_rank_order(tensors: list[Tensor]) -> Tensor:
         if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
-            raise RuntimeError(f"all_reduce of tensors of different shapes or dtypes: {[t.shape for t in tensors]}")
+            shapes = [f"{list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+            raise TrainingFailed(message("ranks_sum_different_tensors", shapes=[*dict.fromkeys(shapes)]))
         return reduce(torch.add, tensors)
 
     before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
