@@ -99,6 +99,8 @@ def test_at_a_deadline_each_thread_tells_its_stack(tmp_path: Path) -> None:
     line = [HANGING, "--set", "fault=model", "--engine", "ddp", "--nproc", "4", "--as", "threads", "--deadline"]
     samestep("verify", *line, f"{budget(10):g}", "--json", out=tmp_path / "out", cwd=tmp_path)
     (folder,) = (tmp_path / "out" / "launches").glob("ddp-threads-0")
-    frames = [stacks.users_frame(stacks.parse((folder / f"stack-rank{n}.txt").read_text())[0]) for n in range(4)]
-    assert all(frames) and frames[1] and frames[1].function == "asleep", frames
+    texts = [(folder / f"stack-rank{rank}.txt").read_text() for rank in range(4)]
+    hung = stacks.users_frame(stacks.parse(texts[1])[0])
+    assert hung and hung.function == "asleep", texts[1]
+    assert all("in wait" in texts[rank] for rank in (0, 2, 3)), texts
     assert not stacks.is_alive(int((folder / "pid-rank1").read_text().partition("@")[0]))
