@@ -68,11 +68,14 @@ class Ranks:
     """`size` ranks that import samestep from `source`, with the library of `engine` imported. A context
     manager; they have ended when it ends.
 
-    imports: what else has been imported once, for all ranks, because the jobs do it and it takes seconds.
+    imports: what else has been imported once, for all ranks, because the jobs do it and it takes seconds. threads: the
+    ranks are threads of one process, a new one for each plan.
     """
 
-    def __init__(self, size: int, source: Path = SOURCE, *, engine: str = "", imports: str = "") -> None:
-        self.size, self.source, self.engine, self.imports = size, source, engine, imports
+    def __init__(
+        self, size: int, source: Path = SOURCE, *, engine: str = "", imports: str = "", threads: bool = False
+    ) -> None:
+        self.size, self.source, self.engine, self.imports, self.threads = size, source, engine, imports, threads
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
         self._ranks: list[tuple[psutil.Process, IO[str]]] = []
         self._count = 0
@@ -129,7 +132,7 @@ class Ranks:
         if self.engine == "ray":
             self._ranks = ray_ranks.started(self.size, Path(self._folder.name), path)
             return
-        for rank in range(self.size):
+        for rank in range(1 if self.threads else self.size):
             environment = os.environ | {
                 "PYTHONPATH": ":".join(path),
                 "RANK": str(rank),
@@ -144,7 +147,7 @@ class Ranks:
             if not os.path.exists(plans):
                 os.mkfifo(plans)
             pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
-            asked = {"environment": environment, "path": path, "plans": plans, "log": log}
+            asked = {"environment": environment, "path": path, "plans": plans, "log": log, "threads": self.threads}
             pid = _forked(f"{LIBRARIES.get(self.engine, '')} {self.imports}".strip(), asked)
             self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 

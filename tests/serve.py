@@ -158,15 +158,16 @@ def _with_samestep(
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(connection)
             requests.close()
-            _rank_main(asked["environment"], asked["plans"], asked["log"])
+            run = serve_threads if asked.get("threads") else serve
+            _rank_main(asked["environment"], asked["plans"], asked["log"], run)
         with suppress(OSError):  # the client has gone
             os.write(connection, f"{pid}\n".encode())
     with suppress(ChildProcessError):
         os.wait()  # for all, since SIGCHLD is ignored
 
 
-def _rank_main(environment: dict[str, str], plans: str, log: str) -> None:
-    """The process of one rank, whose output goes to the file `log`. Never returns."""
+def _rank_main(environment: dict[str, str], plans: str, log: str, run: Callable[[str], None]) -> None:
+    """The process of one rank, whose output goes to the file `log`. run: is given `plans`. Never returns."""
     code = 1
     try:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -178,7 +179,7 @@ def _rank_main(environment: dict[str, str], plans: str, log: str) -> None:
 
         random.seed()
         numpy.random.seed()  # else every rank would draw the same
-        serve(plans)
+        run(plans)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -228,6 +229,20 @@ def serve(plans: str) -> None:
                 break
             if "deepspeed" not in sys.modules:  # it keeps its groups, and uses them again
                 _destroy_subgroups()
+
+
+def serve_threads(plans: str) -> None:
+    """Runs one plan after the other, each in a process whose threads are the ranks."""
+    from samestep.worker import threads_main
+
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    with open(plans) as lines:
+        for line in lines:
+            pid = os.fork()
+            if pid == 0:
+                threads_main(int(os.environ["WORLD_SIZE"]), line.split()[1])
+            os.waitpid(pid, 0)
 
 
 def _destroy_subgroups() -> None:

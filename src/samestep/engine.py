@@ -81,13 +81,15 @@ class Needs:
     processes: 'group', one for each device, which can form torch's process group; 'one', one process that drives all
     devices; or a name in a launcher's `starts` (Horovod's ranks need horovodrun, Ray Train's its own). packages: the
     modules that it imports besides torch. install: the command that installs them, where it is not pip install.
-    missing(devices): why it cannot run on these devices of this machine, or None.
+    missing(devices): why it cannot run on these devices of this machine, or None. no_threads: why its ranks cannot be
+    threads of one process; '': they can.
     """
 
     processes: str = "group"
     packages: tuple[str, ...] = ()
     install: str = ""
     missing: Callable[[tuple[str, ...]], Message | str | None] = field(default=lambda devices: None)
+    no_threads: Message | str = message("library_was_not_tried_with_threads")  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     python -m samestep.worker PLAN.json               one rank; its number comes from the environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
     python -m samestep.worker --fork 2 PLAN.json      the same, by forking this process
+    python -m samestep.worker --threads 2 PLAN.json   the same, as threads of this process
     python -m samestep.worker --ray 2 PLAN.json       the same, with Ray Train's TorchTrainer
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
@@ -43,8 +44,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from samestep.errors import LONGEST_MESSAGE, Refused, SamestepError, UserError, printable_message
 from samestep.message import as_said
 from samestep.rank import hardware
-from samestep.rank.log_output import log_to
+from samestep.rank.log_output import log_thread_to, log_to
 from samestep.rank.membership import hostname, says_lost
+from samestep.rank.threaded_group import Turns
 from samestep.recorder import fork_rendezvous
 from samestep.records.collectives import PLAN as COLLECTIVES
 from samestep.records.collectives import CollectivePlan
@@ -80,13 +82,46 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     os._exit(code)
 
 
-def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord]) -> int:
+def threads_main(size: int, path: str) -> None:
+    """Runs the ranks as threads of this process, and ends it with the exit code of the first that fails. On SIGUSR1
+    each rank's stack goes to its own file."""
+    folder, turns = Path(path).parent, Turns(size)
+    files = [folder / f"stack-rank{rank}.txt" for rank in range(size)]
+    for file in files:
+        file.touch()
+
+    def write_stacks(*_: object) -> None:
+        for rank, stack in turns.stacks().items():
+            with open(files[rank], "a") as written:
+                written.write(stack)
+
+    signal.signal(signal.SIGUSR1, write_stacks)
+    # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.
+    log = open(folder / "stacks-of-threads.txt", "w")  # noqa: SIM115 - open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True, chain=True)
+    faulthandler.enable(log)
+    code = turns.run(lambda: run_rank(path, Plan, run_trainings, is_thread=True))
+    end_children()
+    os._exit(code)
+
+
+def run_rank(
+    path: str,
+    kind: type[AnyPlan],
+    do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord],
+    *,
+    is_thread: bool = False,
+) -> int:
     """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns, or the error. Returns
     the exit code."""
     plan = read(kind, Path(path))
     folder = Path(plan.out)
     rank = places(os.environ)[0]
     _prepare_files(folder, rank)
+    if is_thread:
+        log_thread_to(folder / f"rank{rank}.log")
+    else:
+        _prepare_process(folder, rank)
     room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
     room.write_bytes(bytes(ROOM))
     torch.set_num_threads(1)
@@ -157,19 +192,23 @@ def launched_rank_main(path: str) -> None:
 
 
 def _prepare_files(folder: Path, rank: int) -> None:
-    """Opens this rank's log for all that it prints, writes its pid file, and dumps its stacks on SIGUSR1."""
+    """Opens this rank's heartbeat, and writes its pid file."""
     for old in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
         old.unlink(missing_ok=True)
     if ATTEMPT in os.environ:
         _forget_other_numbers(folder)
+    heartbeat.open(file_of(folder, rank))
+    replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
+
+
+def _prepare_process(folder: Path, rank: int) -> None:
+    """Opens this rank's log for all that its process prints, and dumps its stacks on SIGUSR1."""
     if hasattr(signal, "SIGUSR2") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
     log_to(folder / f"rank{rank}.log")
     if rank == 0 and SAVE_VARIABLES in os.environ:
         saved = {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",") if name in os.environ}
         write_json(folder / ENVIRONMENT, saved, private=True)
-    heartbeat.open(file_of(folder, rank))
-    replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
     if hasattr(signal, "SIGUSR1"):  # the parent sends it when the rank hangs
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -250,6 +289,9 @@ def main(arguments: list[str]) -> None:
         case ["--fork", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "fork")
+        case ["--threads", size, path]:
+            die_with_parent()
+            threads_main(int(size), path)
         case ["--ray", size, path]:
             from samestep import worker  # the ranks cannot import __main__
             from samestep.tasks import ray_ranks

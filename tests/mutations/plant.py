@@ -87,19 +87,21 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
     return (1,) if fault.engine in ONE_PROCESS else sizes
 
 
-def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def plant(
+    fault: Fault, references: References, jobs: Sequence[str] = (), *, threads: bool = False
+) -> Iterator[dict[str, Any]]:
     """What the proof says about one fault on each of its jobs, at the references' number of ranks.
 
     The fault is on both sides, as users have one package: the reference is played by the patched one, too. Of a fault
     in an engine's file it is not, which no reference imports: `references` serve for all of these.
 
-    jobs: these, instead of the fault's own.
+    jobs: these, instead of the fault's own. threads: the ranks are threads.
     """
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
     with ExitStack() as stack:
         source = patched(fault, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        ranks = stack.enter_context(Ranks(size, source, engine=fault.engine))
+        ranks = stack.enter_context(Ranks(size, source, engine=fault.engine, threads=threads))
         if not fault.file.startswith("engines/"):
             references = References(stack.enter_context(Ranks(1, source)), size)
         for job in jobs or fault.jobs:

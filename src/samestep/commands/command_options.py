@@ -16,10 +16,12 @@ from samestep.commands.setup import Resume, Setup
 from samestep.commands.training_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError, nearest_name
+from samestep.launch import THREADS
 from samestep.message import message
 from samestep.records.collectives import BACKENDS, COLLECTIVES, DTYPES, find
 from samestep.records.inspection import Values
 
+PROCESSES = "processes"
 Target = str | Path | Callable[..., Any]
 
 Job = Annotated[
@@ -144,10 +146,14 @@ class VerifyOptions(ProofOptions):
     """The options of `samestep verify`.
 
     resume: interrupt each training of the proof, and continue it in a second launch from its checkpoint, on
-    resume_nproc ranks of resume_engine; each of these options asks for it.
+    resume_nproc ranks of resume_engine; each of these options asks for it. ranks_as: 'processes', or 'threads' of one
+    process.
     """
 
     _: KW_ONLY
+    ranks_as: Annotated[
+        str, Option("--as", metavar="processes|threads", help="What the ranks are; 64 threads fit on two cores.")
+    ] = PROCESSES
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
     ] = False
@@ -159,7 +165,20 @@ class VerifyOptions(ProofOptions):
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
         resumes = self.resume or self.resume_nproc is not None or self.resume_engine
-        return replace(super().setup(job), resume=Resume(self.resume_nproc, self.resume_engine) if resumes else None)
+        resume = Resume(self.resume_nproc, self.resume_engine) if resumes else None
+        return replace(super().setup(job), resume=resume, as_threads=self._as_threads(bool(resumes)))
+
+    def _as_threads(self, resumes: bool) -> bool:
+        """Whether the ranks are threads. Raises UserError for another word than the two, and for what threads lack."""
+        if self.ranks_as not in (PROCESSES, THREADS):
+            hint = nearest_name(self.ranks_as, [PROCESSES, THREADS])
+            raise UserError(message("option_has_no_such_value", flag="--as", value=self.ranks_as, hint=hint))
+        several = self.machines.nnodes not in (None, 1) or self.machines.hosts
+        unfit = {"--launcher": self.launchers, "--resume": resumes, "--nnodes": several}
+        unfit["--device"] = self.device not in ("auto", "cpu")
+        if self.ranks_as == THREADS and (option := next((flag for flag, given in unfit.items() if given), None)):
+            raise UserError(message("threads_do_not_take_option", option=option))
+        return self.ranks_as == THREADS
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from samestep.commands.results_folder import package_digest, recorded, results_f
 from samestep.commands.setup import Setup
 from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import FORK, Machines, fork_client, rendezvous_address, supervise
+from samestep.launch import FORK, THREADS, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
 from samestep.message import message
 from samestep.proof.judge import judge
@@ -271,10 +271,15 @@ def _start(
     is_reference = isinstance(plan, ReferencePlan)
     machines = Machines() if launcher == "process" else inspected.machines  # one process needs one machine
     nproc = size // machines.nnodes
-    flags = ("--reference",) if is_reference else ()
+    flags: tuple[str, ...] = ("--reference",) if is_reference else ()
+    as_threads = launcher == THREADS
+    if as_threads:
+        launcher, flags = "process", ("--threads", str(size))
     command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
     if is_reference and devices[0] == "cpu":
         command = replace(command, fork="reference")
+    elif as_threads:
+        command = replace(command, fork="ranks")
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))
         other_machines.publish(

@@ -56,6 +56,8 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
     for name in setup.engines:
         if name not in known:
             raise UserError(message("no_such_engine", engine=name, hint=nearest_name(name, list(known))))
+        if setup.as_threads and (why := known[name].no_threads):
+            raise UserError(message("engine_has_no_threads", engine=name, why=why))
     chosen = setup.engines or tuple(known)
     if setup.rounds and engine.BASELINE not in chosen:
         chosen = (engine.BASELINE, *chosen)
@@ -111,6 +113,8 @@ def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> Messa
 
 def _launchers(inspected: InspectedSetup, facts: EngineFacts, forks: bool) -> list[str]:
     possible, named = launch.launchers_for(facts.process_kind) or ["-"], inspected.setup.launchers
+    if inspected.setup.as_threads and facts.process_kind != "one":
+        return [launch.THREADS]
     if named == (launch.FORK,) or (forks and not named):
         return [launch.FORK] if _may_fork(inspected, facts) else possible[:1]
     if "all" in named:
@@ -128,7 +132,9 @@ def _may_fork(inspected: InspectedSetup, facts: EngineFacts) -> bool:
 def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launcher: str) -> Verdict | None:
     """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
     absent = None if facts.available else facts.reason
-    if facts.available:
+    if facts.available and launcher == launch.THREADS:
+        absent = facts.no_threads or _why_no_threads(facts)
+    elif facts.available:
         missing = launch.load(launcher).missing(inspected.machines, os.environ)
         absent = as_said(missing) if missing else None
     if absent:
@@ -142,6 +148,11 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
     ]
     able = [candidate.name for candidate in available if refusal(candidate, inspected.job) is None]
     return Verdict("refused", reason=refusal(facts, inspected.job, able))
+
+
+def _why_no_threads(facts: EngineFacts) -> Message | None:
+    """Returns why ranks cannot be threads here, whatever the engine; None where they can."""
+    return None if facts.devices[0] == "cpu" and fork_client.is_possible() else message("threads_need_cpu_of_linux")
 
 
 def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ()) -> Message | None:

@@ -39,7 +39,7 @@ class Setup:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
     never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
-    not.
+    not. as_threads: the ranks are threads of one process.
     """
 
     job: str = "digits"
@@ -57,6 +57,7 @@ class Setup:
     deadline_s: float | None = None
     stall_s: float | None = None
     resume: Resume | None = None
+    as_threads: bool = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ ENGINE = Engine(
     purpose="Hugging Face's wrapper, your own loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("accelerate",)),
+    needs=Needs(packages=("accelerate",), no_threads=message("accelerate_has_one_rank_a_process")),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

@@ -69,7 +69,7 @@ ENGINE = Engine(
     purpose="DDP in mixed precision, formerly Apex",
     train=train,
     layout=layout,
-    needs=Needs(missing=without_distributed),
+    needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

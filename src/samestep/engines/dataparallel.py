@@ -61,5 +61,5 @@ ENGINE = Engine(
     purpose="one process, a thread per GPU",
     train=train,
     layout=layout,
-    needs=Needs(processes="one", missing=missing),
+    needs=Needs(processes="one", missing=missing, no_threads=""),
 )

@@ -117,7 +117,7 @@ ENGINE = Engine(
     purpose="data parallel, one process per device",
     train=train,
     layout=layout,
-    needs=Needs(missing=without_distributed),
+    needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

@@ -102,7 +102,7 @@ ENGINE = Engine(
     purpose="Lightning's wrapper, your own loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("lightning",)),
+    needs=Needs(packages=("lightning",), no_threads=message("lightning_has_one_rank_a_process")),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

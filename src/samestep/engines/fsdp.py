@@ -116,7 +116,7 @@ ENGINE = Engine(
     purpose="parameters and gradients sharded over ranks",
     train=train,
     layout=layout,
-    needs=Needs(missing=without_distributed),
+    needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
     checks=Checks(settings=check, units=units, explain=explain),
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
+from samestep.message import message
 from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
@@ -93,7 +94,7 @@ ENGINE = Engine(
     purpose="Hugging Face's Trainer, which owns the loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("transformers", "accelerate")),
+    needs=Needs(packages=("transformers", "accelerate"), no_threads=message("accelerate_has_one_rank_a_process")),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

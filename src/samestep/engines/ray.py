@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.job import Batch, Job
+from samestep.message import message
 from samestep.rank.process_group import process_group
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
@@ -63,6 +64,11 @@ ENGINE = Engine(
     purpose="Ray Train, which starts the ranks",
     train=train,
     layout=layout,
-    needs=Needs(processes="ray", packages=("ray", "pyarrow"), install="pip install 'ray[train]>=2.60'"),
+    needs=Needs(
+        processes="ray",
+        packages=("ray", "pyarrow"),
+        install="pip install 'ray[train]>=2.60'",
+        no_threads=message("ray_starts_processes"),
+    ),
     checks=Checks(explain=explain_ddp_error),
 )

@@ -46,5 +46,5 @@ ENGINE = Engine(
     purpose="plain training in one process",
     train=train,
     layout=layout,
-    needs=Needs(processes="one"),
+    needs=Needs(processes="one", no_threads=""),
 )

@@ -186,6 +186,6 @@ ENGINE = Engine(
     purpose="one process, layers over its devices",
     train=train,
     layout=layout,
-    needs=Needs(processes="one"),
+    needs=Needs(processes="one", no_threads=""),
     checks=Checks(settings=check, explain=explain),
 )

@@ -59,6 +59,6 @@ ENGINE = Engine(
     purpose="DDP with the optimizer's state sharded",
     train=train,
     layout=layout,
-    needs=Needs(missing=without_distributed),
+    needs=Needs(missing=without_distributed, no_threads=""),
     checks=Checks(explain=explain_ddp_error),
 )

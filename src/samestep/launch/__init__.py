@@ -22,6 +22,7 @@ from samestep.world import RankVariables, places
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
 FORK = "fork"  # for proofs only, never for a training
+THREADS = "threads"  # in the place of a launcher's name: the ranks are threads of one process; for proofs only
 CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
 
 

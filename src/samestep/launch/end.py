@@ -83,7 +83,7 @@ def local_pids(folder: Path) -> list[int]:
         with suppress(OSError):  # the folder may be removed at any time
             if is_local_pid_file(path):
                 pids.append(int(path.read_text().partition("@")[0]))
-    return pids
+    return [*dict.fromkeys(pids)]  # ranks that are threads share a process
 
 
 def is_local_pid_file(path: Path) -> bool:

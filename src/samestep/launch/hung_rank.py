@@ -30,7 +30,8 @@ ACTIVITIES = (
     "rank_writes_a_checkpoint",
     "rank_ends",
 )
-WAITS_IN = ("/torch/distributed/", "/horovod/", "/deepspeed/comm/")  # where a rank waits for others
+# Where a rank waits for others.
+WAITS_IN = ("/torch/distributed/", "/torch/testing/_internal/distributed/", "/horovod/", "/deepspeed/comm/")
 
 
 @dataclass(frozen=True)

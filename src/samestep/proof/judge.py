@@ -148,15 +148,22 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     rounded cannot be that exact: the reference's first gradient has elements that the lower precision cannot hold.
 
     None wherever a healthy engine could look so: float32's rounding is not known (no float64), one rank alone sends
-    nothing, autocast was in force (not every model has something that it lowers), or the gradient has too few
-    elements in which the rounding would show.
+    nothing, autocast was in force on all ranks (not every model has something that it lowers), or the gradient has too
+    few elements in which the rounding would show.
     """
     precision, replicas = numerics.facts.rounds_to, numerics.facts.layout.replicas
     if precision not in DIGITS or numerics.facts.exact_steps or loop.facts.dtype != "float64" or replicas == 1:
         return None
     name = AS_NUMERICS.format("gradient")
-    if any(rank.autocast for rank in record.training(name)):
+    cause = message("lower_precision_not_in_force", precision=precision)
+    autocast = [training.autocast for training in record.training(name)]
+    if all(autocast):
         return None
+    if any(autocast):
+        rank = autocast.index(False)
+        return Divergence(
+            "gradient", 0, "precision", tensor=None, rank=rank, expected=precision, found="float32", cause=cause
+        )
     start, end, observed = numerics.start(), numerics.arrays("gradient"), record.arrays(name)
     in_float32, in_float64 = (expectation.arrays("gradient", ".own") for expectation in (numerics, loop))
     informative = 0
@@ -172,7 +179,6 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
         informative += int((lost > FACTOR * replicas * sample_like(rounding, sample)).sum())
     if informative < ENOUGH:
         return None
-    cause = message("lower_precision_not_in_force", precision=precision)
     return Divergence(
         "gradient", 0, "precision", tensor=None, rank=None, expected=precision, found="float32", cause=cause
     )

@@ -35,6 +35,12 @@ def log_to(path: Path) -> None:
     sys.stdout, sys.stderr = (_text(number) for number in (1, 2))
 
 
+def log_thread_to(path: Path) -> None:
+    """Sends what Python prints from now on to the end of a file; what C libraries print goes where it went."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sys.stdout, sys.stderr = (_text(log) for _ in range(2))
+
+
 def _text(number: int) -> io.TextIOWrapper:
     raw: Any = _Log(number, "w", closefd=False)
     # Unbuffered, as PYTHONUNBUFFERED asks: the terminal shows a line when it is printed.

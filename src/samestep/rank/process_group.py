@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.errors import LostPeer, UserError, say
 from samestep.message import message
 from samestep.rank.membership import Membership, in_time, leave_together, says_lost
+from samestep.rank.threaded_group import active_turns, threaded_group
 from samestep.records.launch_request import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
@@ -44,6 +45,11 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     """
     if dist.is_initialized():
         with nullcontext() if _open_store else _adopted(world, request):
+            yield
+        return
+    if turns := active_turns():
+        with threaded_group(world, turns) as store:
+            _open_store[:] = [store]  # until the process ends: the other ranks meet in it, too
             yield
         return
     name, device = backend or world.backend, _own_gpu(world)

@@ -56,6 +56,7 @@ class EngineFacts:
     reason: why it is not available. install: the command that installs it. version: of its package. process_kind: its
     PROCESSES. processes: how many it needs. devices: of all processes. settings: their values. chosen: those that
     --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
+    no_threads: why its ranks cannot be threads of one process; None: they can.
     """
 
     name: str
@@ -71,6 +72,7 @@ class EngineFacts:
     chosen: Values = field(default_factory=dict)
     layout: Layout | None = None
     numerics: Numerics | None = None
+    no_threads: Message | None = None
 
     @property
     def replicas(self) -> int:

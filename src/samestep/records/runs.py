@@ -36,6 +36,7 @@ class ResultsIdentity:
     measured_steps: see Setup. nproc: ranks on each of the `nnodes` machines. steps: of each training of the proof.
     threads: of each rank; 0: the machine's cores divided by its ranks. training: the options of a training, of an
     evaluation or of collectives, in words. resume: who continues the trainings of an interrupted proof, in words.
+    as_threads: whether the ranks are threads of one process.
     """
 
     command: str
@@ -58,6 +59,7 @@ class ResultsIdentity:
     threads: int = 0
     training: str = ""
     resume: str = ""
+    as_threads: bool = False
 
     def differences(self, identity: ResultsIdentity) -> list[str]:
         """Returns the names of the fields in which `other` differs."""

@@ -17,6 +17,7 @@ from samestep.rank.evaluate import evaluate
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
 from samestep.rank.process_group import process_group
+from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import model_with_weights
 from samestep.records.files import write_array
 from samestep.records.plan import EvaluateTask, MeasureTask, Plan
@@ -72,7 +73,7 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
     flight_recorder.enable()
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
     with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked):
-        if engine.needs.processes != "one":
+        if engine.needs.processes != "one" and not active_turns():
             flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:
             heartbeat.build()

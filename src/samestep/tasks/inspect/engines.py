@@ -14,7 +14,7 @@ from torch import nn
 
 from samestep import engine as engines
 from samestep.errors import UserError, nearest_name
-from samestep.message import Message, message
+from samestep.message import Message, as_said, message
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
@@ -132,6 +132,7 @@ def _facts(
         chosen={key: value for key, value in chosen.items() if value != known[key]},
         layout=engine.layout(world, **settings),
         numerics=engine.numerics(**settings),
+        no_threads=as_said(engine.needs.no_threads) if engine.needs.no_threads else None,
     )
 
 

@@ -1,0 +1,248 @@
+"""Ranks as threads of one process, over the process group that torch's own tests use for it. They take turns.
+
+A rank runs until it waits for other ranks in a collective; then the next one runs. So the ranks come in the same order
+at every start, none disturbs another, and each has for itself what a process has once (PER_PROCESS): random generators,
+default dtype, flags, environment variables, output, heartbeat. Ranks that wait for each other are found at once.
+The group is private to torch; tests/rank/test_threaded_group.py says what to do when it moves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import HashStore, ReduceOp, Store
+from torch.backends import cuda as attention
+
+from samestep.data.loader import GENERATORS
+from samestep.errors import TrainingFailed
+from samestep.message import Message, message
+from samestep.world import RANK_VARIABLES, World
+from samestep.world.heartbeat import heartbeat
+
+THREAD = "samestep rank "  # and the rank: a thread's name
+
+
+class PerProcess(NamedTuple):
+    """What a process has once, and each rank needs for itself."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    before = os.environ.copy()
+    for name in before.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if before.get(name) != value})
+
+
+def _set_streams(streams: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = streams
+
+
+PER_PROCESS = (
+    *(PerProcess(generator.state, generator.restore) for generator in GENERATORS.values()),
+    PerProcess(torch.get_default_dtype, torch.set_default_dtype),
+    PerProcess(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    PerProcess(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    PerProcess(attention.flash_sdp_enabled, attention.enable_flash_sdp),
+    PerProcess(attention.math_sdp_enabled, attention.enable_math_sdp),
+    PerProcess(attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp),
+    PerProcess(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    PerProcess(lambda: dict(os.environ), _set_environment),
+    PerProcess(lambda: (sys.stdout, sys.stderr), _set_streams),
+    PerProcess(lambda: {**vars(heartbeat)}, vars(heartbeat).update),
+)
+
+
+class Wait(NamedTuple):
+    """What a rank waits for. collective: its name, as 'AllReduce'."""
+
+    is_over: Callable[[], bool]
+    collective: str
+
+
+class Turns:
+    """The turns of `size` ranks, threads of this process. running: the rank whose turn it is."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.running = size, size - 1
+        self.store = HashStore()
+        self.threads: list[threading.Thread] = []
+        self._may_run = [threading.Semaphore(0) for _ in range(size)]
+        self._waits = {rank: Wait(lambda: True, "") for rank in range(size)}
+        self._at_start = [part.read() for part in PER_PROCESS]
+        self._states = {rank: self._at_start for rank in range(size)}
+        self._deadlock: Message | None = None
+        self._over = threading.Event()
+        self._code = 0
+
+    def run(self, rank_main: Callable[[], int]) -> int:
+        """Calls `rank_main` in a thread for each rank, and returns the exit code of the first rank that fails, or 0.
+
+        Call it once. After a failure the process has to end: the other ranks' threads wait for ever.
+        """
+        for rank in range(self.size):
+            thread = threading.Thread(target=self._rank, args=(rank, rank_main), name=f"{THREAD}{rank}", daemon=True)
+            self.threads.append(thread)
+            thread.start()
+        with _taking_turns(self):
+            self._next()
+            self._over.wait()
+        self._become(self._at_start)
+        return self._code
+
+    def _rank(self, rank: int, rank_main: Callable[[], int]) -> None:
+        self._take_turn(rank)
+        os.environ.pop(RANK_VARIABLES, None)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
+        self._code = 1
+        try:
+            self._code = rank_main()
+        finally:
+            if self._code:
+                self._over.set()  # no other rank runs again
+            else:
+                self._next()
+
+    def wait(self, is_over: Callable[[], bool], collective: str) -> None:
+        """Lets other ranks run until the running one's wait is over. Raises TrainingFailed where it never will be."""
+        if is_over():
+            return
+        rank = self.running
+        self._waits[rank] = Wait(is_over, collective)
+        self._states[rank] = [part.read() for part in PER_PROCESS]
+        self._next()
+        self._take_turn(rank)
+        if self._deadlock:
+            raise TrainingFailed(self._deadlock)
+
+    def _take_turn(self, rank: int) -> None:
+        self._may_run[rank].acquire()
+        del self._waits[rank]
+        self.running = rank
+        self._become(self._states.pop(rank))
+
+    def _become(self, state: list[Any]) -> None:
+        for part, value in zip(PER_PROCESS, state):
+            part.write(value)
+
+    def _next(self) -> None:
+        """Gives the turn to the next rank that can run."""
+        in_turn = [(self.running + further) % self.size for further in range(1, self.size + 1)]
+        waiting = [rank for rank in in_turn if rank in self._waits]
+        if not waiting:
+            self._over.set()
+            return
+        able = next((rank for rank in waiting if self._waits[rank].is_over()), None)
+        if able is None:
+            self._deadlock = self._why_stuck()
+        self._may_run[min(waiting) if able is None else able].release()
+
+    def _why_stuck(self) -> Message:
+        """Returns in which collectives the ranks wait for each other, and which have ended."""
+        ranks_in: dict[str, list[int]] = {}
+        for rank in sorted(self._waits):
+            ranks_in.setdefault(self._waits[rank].collective, []).append(rank)
+        waiting = [message("ranks_wait_in_collective", ranks=ranks_in[name], collective=name) for name in ranks_in]
+        ended = sorted(set(range(self.size)) - set(self._waits))
+        return message("threads_wait_for_each_other", waiting=waiting, ended=ended)
+
+    def stacks(self) -> dict[int, str]:
+        """Returns each living rank's stack, as faulthandler writes it."""
+        frames = sys._current_frames()
+        alive = {rank: thread.ident for rank, thread in enumerate(self.threads) if thread.ident in frames}
+        return {rank: _stack(frames[ident]) for rank, ident in alive.items() if ident is not None}
+
+
+def _stack(frame: FrameType | None) -> str:
+    lines = ["Stack (most recent call first):"]
+    while frame:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"
+
+
+_active: list[Turns] = []  # while the ranks of this process are threads
+
+
+def active_turns() -> Turns | None:
+    """Returns the turns of this process's ranks; None where its rank is the process."""
+    return _active[0] if _active else None
+
+
+@contextmanager
+def threaded_group(world: World, turns: Turns) -> Iterator[Store]:
+    """Opens the default process group of the running rank, and closes it after the block. Returns its store."""
+    dist.init_process_group("threaded", rank=world.rank, world_size=world.size, store=turns.store)
+    yield turns.store
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _taking_turns(turns: Turns) -> Iterator[None]:
+    """Makes torch's threaded group wait by turns instead of with locks, and add in the order of the ranks."""
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    torchs: Any = multi_threaded_pg
+
+    class Collective(multi_threaded_pg.Collective):
+        def join(self, rank: int, data: Any) -> Any:
+            self._data[rank] = data
+            self._count += 1
+            if self._count == self._world_size:
+                self._collective.work(self._data)
+                self._done = True
+            turns.wait(lambda: bool(self._done), type(self._collective).__name__)
+            return torchs.ret_work(data)
+
+    original = torchs.ProcessLocalGroup.__dict__["_start_coll"]
+
+    def started(cls: Any, collective: Any, group: Any) -> Any:
+        joined = original.__func__(cls, collective, group)
+        called, entered = (type(operation).__name__ for operation in (collective, joined._collective))
+        if called != entered or vars(collective) != vars(joined._collective):
+            waiting = [rank for rank, data in enumerate(joined._data) if data is not None]
+            fields = {"rank": turns.running, "called": called, "waiting": waiting, "entered": entered}
+            raise TrainingFailed(message("rank_calls_another_collective", **fields))
+        return joined
+
+    def all_created(rank: int, store: Store, name: str, size: int, *_: Any) -> None:
+        store.add("created", 1)
+        turns.wait(lambda: store.add("created", 0) >= size, "new_group")
+
+    def in_rank_order(tensors: list[Tensor]) -> Tensor:
+        if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
+            shapes = [f"{list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+            raise TrainingFailed(message("ranks_sum_different_tensors", shapes=[*dict.fromkeys(shapes)]))
+        return reduce(torch.add, tensors)
+
+    before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
+    torchs.Collective, torchs._store_based_barrier = Collective, all_created
+    torchs._reduce_ops[ReduceOp.SUM] = in_rank_order
+    torchs.ProcessLocalGroup._start_coll = classmethod(started)
+    isolate: Callable[[bool], None] = _distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    isolate(True)
+    torchs._install_threaded_pg()
+    _active.append(turns)
+    try:
+        yield
+    finally:
+        _active.clear()
+        torchs.ProcessLocalGroup.reset()
+        torchs._uninstall_threaded_pg()
+        isolate(False)
+        torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM] = before
+        torchs.ProcessLocalGroup._start_coll = original

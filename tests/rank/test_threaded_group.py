@@ -1,0 +1,185 @@
+"""Ranks as threads: they take turns, each has what a process has once, and those that wait for each other are named."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import multi_threaded_pg
+
+from samestep import engine as engines
+from samestep.errors import TrainingFailed
+from samestep.launch import stacks
+from samestep.message import as_said
+from samestep.rank.threaded_group import Turns, threaded_group
+from samestep.report.language import catalogue
+from samestep.world import World
+
+THREADABLE = {"single", "split", "dataparallel", "ddp", "fsdp", "zero", "amp"}
+
+
+def test_torch_has_the_group_that_the_ranks_use() -> None:
+    """Its names are private, and may move with a version of torch. Where this fails: find the process group of threads
+    that torch's own tests use (MultiThreadedTestCase in torch/testing/_internal), and change `_taking_turns` and
+    `threaded_group` in src/samestep/rank/threaded_group.py, which alone name it. Where there is none any more, copy
+    the class from the last torch that had it: it is Python."""
+    collective = multi_threaded_pg.Collective(2, multi_threaded_pg.AllGather(), None)
+    assert {"_data", "_count", "_world_size", "_collective", "_done"} <= {*vars(collective)}
+    assert "_start_coll" in vars(multi_threaded_pg.ProcessLocalGroup)
+    for name in ("_install_threaded_pg", "_uninstall_threaded_pg", "_store_based_barrier", "ret_work"):
+        assert callable(getattr(multi_threaded_pg, name))
+    assert dist.ReduceOp.SUM in multi_threaded_pg._reduce_ops
+    assert dist.is_backend_available("threaded")
+    assert callable(torch._C._distributed_c10d._set_thread_isolation_mode)  # type: ignore[attr-defined]
+
+
+def on_threads(size: int, do: Callable[[int], object]) -> dict[int, object]:
+    """What `do` returns on each rank, or the error that it raises."""
+    turns, returned = Turns(size), dict[int, object]()
+
+    def rank_main() -> int:
+        rank = turns.running
+        try:
+            with threaded_group(World(rank, size), turns):
+                returned[rank] = do(rank)
+        except Exception as error:
+            returned[rank] = error
+            return 1
+        return 0
+
+    code = turns.run(rank_main)
+    assert code == any(isinstance(value, Exception) for value in returned.values())
+    return returned
+
+
+def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype, stdout = torch.get_default_dtype(), sys.stdout
+
+    def expected(rank: int) -> list[object]:
+        numbers = np.random.RandomState(rank)
+        drawn = torch.rand(2, generator=torch.Generator().manual_seed(rank)).tolist()
+        return [drawn, random.Random(rank).random(), numbers.rand()]
+
+    def do(rank: int) -> list[object]:
+        torch.manual_seed(rank)
+        random.seed(rank)
+        np.random.seed(rank)
+        torch.set_default_dtype(torch.float64 if rank else torch.float32)
+        torch.use_deterministic_algorithms(rank == 1)
+        os.environ["SAMESTEP_TEST_RANK"] = str(rank)
+        sys.stdout = open(tmp_path / str(rank), "w")  # noqa: SIM115 - closed below
+        print("before")
+        dist.all_reduce(torch.ones(1, dtype=torch.int64))
+        print(f"after {os.environ['SAMESTEP_TEST_RANK']} {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+        sys.stdout.close()
+        assert torch.get_default_dtype() == (torch.float64 if rank else torch.float32)
+        assert torch.are_deterministic_algorithms_enabled() == (rank == 1)
+        return [torch.rand(2, dtype=torch.float32).tolist(), random.random(), np.random.rand()]
+
+    assert on_threads(3, do) == {rank: expected(rank) for rank in range(3)}
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == [
+        f"before\nafter {rank} {rank} of 3\n" for rank in range(3)
+    ]
+    assert torch.get_default_dtype() == dtype and sys.stdout is stdout and "SAMESTEP_TEST_RANK" not in os.environ
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_collectives_give_what_they_give_to_processes() -> None:
+    values = [torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)) for rank in range(5)]
+    total = values[0].clone()
+    for value in values[1:]:
+        total += value
+
+    def do(rank: int) -> tuple[bool, ...]:
+        reduced, first, pieces = values[rank].clone(), values[rank].clone(), [torch.empty_like(total)] * 5
+        dist.all_reduce(reduced)
+        dist.broadcast(first, src=3)
+        pieces = [torch.empty_like(total) for _ in range(5)]
+        dist.all_gather(pieces, values[rank])
+        names: list[object] = [None] * 5
+        dist.all_gather_object(names, f"rank {rank}")
+        return (
+            torch.equal(reduced, total),
+            torch.equal(first, values[3]),
+            all(map(torch.equal, pieces, values)),
+            names == [f"rank {n}" for n in range(5)],
+        )
+
+    assert on_threads(5, do) == {rank: (True,) * 4 for rank in range(5)}
+    assert on_threads(1, lambda rank: dist.barrier()) == {0: None}
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    def leaves(rank: int) -> None:
+        if rank != 1:
+            dist.all_reduce(torch.ones(1))
+
+    error = on_threads(3, leaves)[0]
+    assert isinstance(error, TrainingFailed) and error.message.id == "threads_wait_for_each_other"
+    (waiting,) = error.message.fields["waiting"]
+    assert (waiting.fields, error.message.fields["ended"]) == ({"ranks": [0, 2], "collective": "AllReduce"}, [1])
+
+
+def test_another_collective_is_an_error() -> None:
+    def differs(rank: int) -> None:
+        dist.broadcast(torch.ones(1), src=0) if rank == 2 else dist.all_reduce(torch.ones(1))
+
+    (error,) = on_threads(3, differs).values()
+    assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
+    assert (error.message.fields["rank"] == 2) != (2 in error.message.fields["waiting"])
+    (error,) = on_threads(2, lambda rank: dist.broadcast(torch.ones(1), src=rank)).values()
+    assert isinstance(error, TrainingFailed) and error.message.id == "rank_calls_another_collective"
+    (error,) = on_threads(2, lambda rank: dist.all_reduce(torch.ones(1 + rank))).values()
+    assert isinstance(error, TrainingFailed) and error.message.id == "ranks_sum_different_tensors"
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    def fails(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("on rank 1")
+        dist.barrier()
+
+    returned = on_threads(3, fails)
+    assert [*returned] == [1] and str(returned[1]) == "on rank 1"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_before_a_rank_can_report_it_ends_all() -> None:
+    def rank_main() -> int:
+        raise OSError("no space left")
+
+    assert Turns(2).run(rank_main) == 1
+
+
+def test_each_rank_tells_where_it_is() -> None:
+    turns, seen = Turns(2), list[dict[int, str]]()
+
+    def rank_main() -> int:
+        turns.wait(lambda: bool(seen), "something") if turns.running == 0 else seen.append(turns.stacks())
+        return 0
+
+    assert turns.run(rank_main) == 0
+    ((text, other),) = [tuple(seen[0].values())]
+    assert [stacks.parse(stack)[0][-1].function for stack in (text, other)] == ["_bootstrap"] * 2
+    assert "rank_main" in {frame.function for frame in stacks.parse(text)[0]}
+    assert re.search(r'threaded_group.py", line \d+ in wait', text)
+
+
+def test_every_engine_says_whether_its_ranks_may_be_threads() -> None:
+    said = {}
+    for name in sorted(engines.builtin_names()):
+        try:
+            said[name] = engines.load(name).needs.no_threads
+        except ImportError:
+            continue
+    assert {name for name, why in said.items() if not why} == THREADABLE
+    assert {as_said(why).id for why in said.values() if why} <= {*catalogue()}
+    assert engines.Needs().no_threads, "an engine of another package says so itself"
