@@ -62,6 +62,10 @@ def test_a_batch_that_is_looked_at_before_an_epoch_is_not_of_a_trained_pass(load
     next(second)
     batches = [next(first), next(second)]
     assert sorted(loaders.trained(rows_of(torch.cat([batch[0] for batch in batches])))) == [2, 3]
+    # One that has some of its rows alone.
+    next(iter(loader))
+    loaders.latest = 3
+    assert loaders.trained(rows_of(torch.tensor([0.0, 9.0]))) == [3]
 
 
 def test_a_loader_that_is_made_anew_in_each_epoch_is_one(loaders: Loaders) -> None:

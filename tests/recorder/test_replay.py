@@ -135,6 +135,19 @@ def test_what_a_script_names_above_its_folder_is_there(
     assert there == ({"rows.txt"} if "open" in line else {"net.py"})
 
 
+def test_a_file_that_a_script_names_in_a_folder_of_its_search_path_leaves_the_modules_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("project/dataset/rows.py", "project/dataset/made.jsonl", "project/trainer/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('sys.path.append(".."); open("../dataset/made.jsonl")')
+    monkeypatch.chdir(tmp_path / "project" / "trainer")
+    work = tmp_path / "copy" / "a" / "trainer"
+    work.mkdir(parents=True)
+    copy_beside(ScriptPlan(str(tmp_path / "out"), time.time() + 9, "train.py"), work)
+    assert {path.name for path in (work.parent / "dataset").iterdir()} == {"rows.py", "made.jsonl"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "question", "step"),
     [

@@ -122,7 +122,8 @@ def copy_beside(plan: ScriptPlan, work: Path) -> None:
     if "sys.path" in text and ABOVE_FILE.search(text):
         named |= {("..", ""), ("../..", "")}
     cwd = Path.cwd().resolve()
-    for above, below in named:
+    # Whole folders first: one of them is not copied where a single file of it already is.
+    for above, below in sorted(named, key=lambda part: bool(part[1])):
         levels = above.count("..")
         if levels > min(LEVELS, len(cwd.parents) - 1):
             continue

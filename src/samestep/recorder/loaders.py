@@ -173,15 +173,16 @@ class Loaders:
         self._since.clear()
 
     def _gave(self, number: int, rows: Sequence[str]) -> bool:
-        """Whether the last batch of a pass has tensors that are among a model's rows; not one that the latest pass of
-        the same loader has read, too, as where a script looks at a first batch before it begins an epoch."""
+        """Whether the last batch of a pass has tensors that are among a model's rows.
+
+        Of the latest pass's own loader each row must be, in another batch than that pass's: a script may look at a
+        first batch before it begins an epoch.
+        """
         batch, latest = self._last_batch(number), self.latest
-        is_same_loader = latest is not None and self.passes[number].loader == self.passes[latest].loader
-        if latest is not None and is_same_loader and batch is not None and batch == self._last_batch(latest):
-            return False
-        return not {*rows}.isdisjoint(
-            digest for row in self.passes[number].digests[-len(batch or ()) :] for digest in row
-        )
+        of_model, read = {*rows}, self.passes[number].digests[-len(batch or ()) :]
+        if latest is not None and self.passes[number].loader == self.passes[latest].loader:
+            return batch != self._last_batch(latest) and not any(of_model.isdisjoint(digests) for digests in read)
+        return any(not of_model.isdisjoint(digests) for digests in read)
 
     def _last_batch(self, number: int) -> list[int] | None:
         """Returns the indices of the batch that a pass has read last."""

@@ -162,20 +162,19 @@ def _reduction(gradients: StepGradients, ranks: Ranks, step: int, before: Mappin
     if all(gradients.holds(*pair, before) for pair in gradients.not_mean):
         cause, found = message("gradients_never_cleared"), message("gradient_with_that_of_the_step_before")
     else:
-        started = [of_rank.steps[step - 1].weights if step else of_rank.start for of_rank in ranks]
         steps = [of_rank.steps[step] for of_rank in ranks]
-        cause, found = _cause(gradients, steps, rank, begin_alike=all(weights == started[0] for weights in started))
+        cause, found = _cause(gradients, steps, rank, left_out=_left_out(gradients, ranks, step))
     mean = message("mean_over_ranks", ranks=gradients.size)
     return differs("gradient", "gradient", cause, step=step, rank=rank, tensor=name, expected=mean, found=found)
 
 
 def _cause(
-    gradients: StepGradients, steps: Sequence[StepRecord], rank: int, *, begin_alike: bool
+    gradients: StepGradients, steps: Sequence[StepRecord], rank: int, *, left_out: set[str]
 ) -> tuple[Message, Message]:
     """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead.
 
-    steps: of each rank. rank: the first whose gradient is not the mean. begin_alike: whether all ranks had the same
-    weights before the step.
+    steps: of each rank. rank: the first whose gradient is not the mean. left_out: parameters that an optimizer which
+    reduces the others' gradients itself does not.
     """
     wrong, count, size = gradients.not_mean, gradients.micro_batches, gradients.size
     names, all_names = {name for _, name in wrong}, gradients.names
@@ -183,11 +182,8 @@ def _cause(
     if unawaited := max(step.unawaited for step in steps):
         cause = message("asynchronous_reduction_not_awaited", reductions=unawaited)
         return cause, of_rank if are_own else message("gradient_off_by", distance=gradients.distance(*wrong[0]))
-    # An optimizer that reduces gradients itself moves the weights of those alike.
-    apart = {name for name in names if len({step.weights.get(name) for step in steps}) > 1}
-    moved = begin_alike and all(names <= {*step.moved} for step in steps)
-    if are_own and moved and 0 < len(apart) < len(names):
-        return message("parameters_left_out_of_reduction", left_out=len(apart), parameters=len(all_names)), of_rank
+    if are_own and left_out:
+        return message("parameters_left_out_of_reduction", left_out=len(left_out), parameters=len(all_names)), of_rank
     if are_own and 2 * len(names) <= len(all_names):
         return message("parameters_left_out_of_reduction", left_out=len(names), parameters=len(all_names)), of_rank
     if are_own and _clipped_apart(gradients):
@@ -218,6 +214,19 @@ def _cause(
         return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))
     return message("gradient_of_no_known_mistake", wrong=len(names), parameters=len(all_names)), distance
+
+
+def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:
+    """Returns the parameters whose weights come apart where those of others, moved by unreduced gradients, too, stay
+    the same on all ranks to the end: by an optimizer that reduces these itself; none where all come apart, or none."""
+    names, last = {name for _, name in gradients.not_mean}, common_steps(ranks)[-1]
+    started = [rank.steps[step - 1].weights if step else rank.start for rank in ranks]
+    moved = all(names <= {*rank.steps[step].moved} for rank in ranks)
+    # Adam's first step takes a gradient's sign alone, which ranks may share.
+    if not moved or last - step < 2 or any(weights != started[0] for weights in started):
+        return set()
+    apart = {name for name in names if len({rank.steps[last].weights.get(name) for rank in ranks}) > 1}
+    return apart if len(apart) < len(names) else set()
 
 
 def _clipped_apart(gradients: StepGradients) -> bool:
