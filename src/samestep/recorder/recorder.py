@@ -288,7 +288,9 @@ class Recorder:
             self._rollouts[step] += patches.is_in_training_mode(module)
             self.timed(self._note_forward)("evaluation", module)
             output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
-            self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), holds_loss(output, graph=False))
+            # In training mode it is a rollout.
+            with_loss = not patches.is_in_training_mode(module) and holds_loss(output, graph=False)
+            self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), with_loss)
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))

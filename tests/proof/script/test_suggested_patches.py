@@ -202,6 +202,11 @@ def patched(identity: str, text: str, **fields: Any) -> str:
             "with nullcontext() if i % n == 0 else model.no_sync():\n    loss.backward()\n",
             "with nullcontext() if (i + 1) % n == 0 else model.no_sync():",
         ),
+        (
+            "reference_follows_policy",
+            "import copy\npolicy = Net()\nreference = policy\n",
+            "reference = copy.deepcopy(policy).eval().requires_grad_(False)",
+        ),
         ("gradient_of_no_known_mistake", "loss.backward()\n", ""),
     ],
 )

@@ -46,6 +46,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "nan_guard": ("", "--broken-row 5"),
     "epoch_loader": ("", "--workers 1"),
     "mixup": ("",),
+    "byol": ("", "--coefficient 1", "--tau 0.9999"),
+    "own_checkpoints": ("", "--weight 0.5", "--every 3"),
     "tied_weights": ("", "--optimizer SGD"),
 }
 # What a training shows late takes more steps than the command's usual 8.

@@ -27,6 +27,7 @@ from samestep.proof.script.sites import (
     context_of,
     evaluated,
     sites_of,
+    written,
 )
 from samestep.proof.script.source import RANK, Source
 from samestep.records.call_site import Call, CallSite
@@ -509,6 +510,14 @@ def save_on_rank_0(script: Script) -> None:
         script.edits.indent(statement, f"if {RANK_NOW} == 0:")
 
 
+def copy_the_reference(script: Script) -> None:
+    """Makes a reference a frozen copy of the policy, in place of another name for it."""
+    statement = script.only(written(Source.aliases))
+    if isinstance(statement, ast.Assign) and "copy" in script.source.imports:
+        policy = script.edits.code(statement.value)
+        script.edits.replace(statement.value, f"copy.deepcopy({policy}).eval().requires_grad_(False)")
+
+
 MENDERS: Mapping[str, Mender] = {
     "rows_not_shared_out": share_rows,
     "set_epoch_never_called": call_set_epoch,
@@ -547,4 +556,5 @@ MENDERS: Mapping[str, Mender] = {
     "evaluated_rows_counted_twice": evaluate_each_row_once,
     "rows_evaluated_by_no_rank": evaluate_the_last_batch,
     "ranks_write_one_file": save_on_rank_0,
+    "reference_follows_policy": copy_the_reference,
 }
