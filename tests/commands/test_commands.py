@@ -53,6 +53,17 @@ def test_verify(tmp_path: Path) -> None:
     assert found["same_as_one_process"]["answer"] == "yes"
 
 
+@pytest.mark.check
+def test_a_quick_proof_says_what_it_leaves_out(tmp_path: Path) -> None:
+    done = samestep("verify", "digits", "--engine", "ddp", "--nproc", "2", "--quick", out=tmp_path / "out")
+    assert (done.returncode, "--quick" in done.stdout) == (0, True), done.stdout + done.stderr
+    (reference,) = (tmp_path / "out").rglob("reference/rank0.json")
+    assert {name for layout in json.loads(reference.read_text())["layouts"] for name in layout["trainings"]} == {
+        "gradient",
+        "sgd",
+    }
+
+
 def test_verify_says_why_n_ranks_are_not_plain_training(tmp_path: Path) -> None:
     jobs = TESTS / "mutations" / "jobs.py"
     done = samestep("verify", f"{jobs}:conv", "--engines", "ddp", "--json", out=tmp_path / "out")

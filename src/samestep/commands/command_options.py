@@ -147,7 +147,7 @@ class VerifyOptions(ProofOptions):
 
     resume: interrupt each training of the proof, and continue it in a second launch from its checkpoint, on
     resume_nproc ranks of resume_engine; each of these options asks for it. ranks_as: 'processes', or 'threads' of one
-    process.
+    process. quick: compare the first gradient and SGD's steps alone.
     """
 
     _: KW_ONLY
@@ -161,12 +161,16 @@ class VerifyOptions(ProofOptions):
         int | None, Option(help="Ranks that continue it, on each machine; by default as before.")
     ] = None
     resume_engine: Annotated[str, Option(help="The engine that continues it; by default the one that began it.")] = ""
+    quick: Annotated[
+        bool,
+        Option("--quick", help="Compare the first gradient and SGD's steps alone; the answer says what is left out."),
+    ] = False
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
         resumes = self.resume or self.resume_nproc is not None or self.resume_engine
         resume = Resume(self.resume_nproc, self.resume_engine) if resumes else None
-        return replace(super().setup(job), resume=resume, as_threads=self._as_threads(bool(resumes)))
+        return replace(super().setup(job), resume=resume, as_threads=self._as_threads(bool(resumes)), quick=self.quick)
 
     def _as_threads(self, resumes: bool) -> bool:
         """Whether the ranks are threads. Raises UserError for another word than the two, and for what threads lack."""

@@ -121,7 +121,7 @@ def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_ph
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
     layouts: list[LayoutPlan] = []
     for row in rows:
-        loop, inexact, own = layouts_of(row)
+        loop, inexact, own = layouts_of(row, quick=inspected.setup.quick)
         layouts += [layout for layout in (loop, inexact, own) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
@@ -143,7 +143,7 @@ def _play(
         steps=job.proof_steps,
         replicas=inspected.size,
         rows=job.proof_rows,
-        noise_runs=1 if job.costly else 2,
+        noise_runs=1 if job.costly or setup.quick else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
     return _start(inspected, root, "process", None, plan=plan, show_phase=show_phase)
@@ -312,9 +312,10 @@ def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | Non
     setup, job = inspected.setup, inspected.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     of_step = job.proof_rows or job.global_batch
-    proof = Proof(job.proof_steps, "float64", rows=of_step)
+    proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick)
     if references:
-        proof = Proof(job.proof_steps, references[0].facts.dtype, references[0].facts.float64_failed, of_step)
+        facts = references[0].facts
+        proof = replace(proof, dtype=facts.dtype, float64_failed=facts.float64_failed)
     return CompareResults(
         samestep=__version__,
         package=package_digest(),

@@ -11,7 +11,7 @@ from samestep.commands.inspected_setup import InspectedSetup
 from samestep.errors import UserError, nearest_name
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
-from samestep.proof.plan import loop_layout, numerics_layout, own_dtype_layout
+from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout
 from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
@@ -195,11 +195,13 @@ def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
     return message("unit_called_by_rows", engine=engine, unit=varying.unit, setting=setting)
 
 
-def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None, LayoutPlan | None]:
+def layouts_of(row: Row, *, quick: bool) -> tuple[LayoutPlan, LayoutPlan | None, LayoutPlan | None]:
     """Returns the layouts that a row is compared with: of its loop, of its numerics where these are inexact, and else
-    in the job's own dtype."""
-    in_own_dtype = None if row.continued_by else own_dtype_layout(row.facts)
-    return loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by), in_own_dtype
+    in the job's own dtype. quick: see Setup."""
+    loop, numerics = loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
+    if quick:
+        return replace(loop, trainings=QUICK), numerics, None
+    return loop, numerics, None if row.continued_by else own_dtype_layout(row.facts)
 
 
 def result_of(row: Row) -> EngineResult:

@@ -53,7 +53,7 @@ class Room:
 def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     """Estimates what the proof of `rows` needs."""
     job = inspected.job
-    layouts = {layout for row in rows for layout in layouts_of(row) if layout}
+    layouts = {layout for row in rows for layout in layouts_of(row, quick=inspected.setup.quick) if layout}
     of_step = job.proof_rows or job.global_batch
     at_once = -(-of_step // (inspected.size * job.micro_batches.get(inspected.size, 1)))
     activations = WIDER * job.row_bytes * at_once

@@ -39,7 +39,7 @@ class Setup:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
     never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
-    not. as_threads: the ranks are threads of one process.
+    not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone.
     """
 
     job: str = "digits"
@@ -58,6 +58,7 @@ class Setup:
     stall_s: float | None = None
     resume: Resume | None = None
     as_threads: bool = False
+    quick: bool = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:

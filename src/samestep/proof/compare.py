@@ -256,7 +256,7 @@ class Comparison:
 
     def notes(self) -> list[Message]:
         """Returns what the verdict's reader must know."""
-        facts, sgd, user = self.expectation.facts, self.expectation.of("sgd"), self.expectation.of("user")
+        facts, sgd = self.expectation.facts, self.expectation.of("sgd")
         notes = []
         if facts.dtype != "float64":
             notes.append(message("proven_in_another_dtype", dtype=facts.dtype, why=facts.float64_failed))
@@ -277,7 +277,8 @@ class Comparison:
             notes.append(message("rate_of_proof_lowered", rate=facts.sgd_lr, usual=facts.sgd_lr_usual))
         elif facts.sgd_lr > facts.sgd_lr_usual:
             notes.append(message("rate_of_proof_raised", rate=facts.sgd_lr, usual=facts.sgd_lr_usual))
-        clip, largest = sgd.clip_norm, max(sgd.norms + user.norms)
+        compared = [self.expectation.of(name) for name in ("sgd", "user") if name in facts.trainings]
+        clip, largest = sgd.clip_norm, max(norm for training in compared for norm in training.norms)
         if clip is not None and largest <= clip:
             notes.append(message("clipping_never_acted", norm=largest, limit=clip))
         notes += [message("late_epochs_not_compared", why=why) for why in facts.not_played.values()]

@@ -14,6 +14,7 @@ from samestep.records.inspection import EngineFacts
 from samestep.records.plan import INTERRUPTED, OWN_DTYPE, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
 from samestep.records.record import ReferenceLayoutRecord
 
+QUICK = ("gradient", "sgd")  # the trainings of a quick proof
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
 AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype

@@ -188,12 +188,14 @@ class EngineResult(Measurement, Verdict):
 @dataclass(frozen=True)
 class Proof:
     """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64. rows: of
-    each step; fewer than the job's where a step of the whole batch would take too long."""
+    each step; fewer than the job's where a step of the whole batch would take too long. quick: whether it had the first
+    gradient and SGD's steps alone."""
 
     steps: int
     dtype: str
     float64_failed: str | None = None
     rows: int = 0
+    quick: bool = False
 
 
 @dataclass(frozen=True)

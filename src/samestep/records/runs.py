@@ -36,7 +36,7 @@ class ResultsIdentity:
     measured_steps: see Setup. nproc: ranks on each of the `nnodes` machines. steps: of each training of the proof.
     threads: of each rank; 0: the machine's cores divided by its ranks. training: the options of a training, of an
     evaluation or of collectives, in words. resume: who continues the trainings of an interrupted proof, in words.
-    as_threads: whether the ranks are threads of one process.
+    as_threads: whether the ranks are threads of one process. quick: whether the proof is the short one.
     """
 
     command: str
@@ -60,6 +60,7 @@ class ResultsIdentity:
     training: str = ""
     resume: str = ""
     as_threads: bool = False
+    quick: bool = False
 
     def differences(self, identity: ResultsIdentity) -> list[str]:
         """Returns the names of the fields in which `other` differs."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from samestep.message import Message, as_said, message
-from samestep.records.results import CompareResults, Divergence, EngineResult, Inexactness, Summary
+from samestep.records.results import CompareResults, Divergence, EngineResult, Inexactness, Proof, Summary
 from samestep.report.language import text
 from samestep.report.numbers import MISSING, amount, difference, factor
 
@@ -270,6 +270,7 @@ def conditions(results: CompareResults) -> list[str]:
             why=proof.float64_failed,
         ),
     ]
+    said += left_out(proof)
     if any(row.continued_by for row in results.engines):
         said.append(message("trainings_were_interrupted"))
     if results.measured:
@@ -287,6 +288,11 @@ def conditions(results: CompareResults) -> list[str]:
             message("memory_and_startup"),
         ]
     return _sentences(said)
+
+
+def left_out(proof: Proof) -> list[Message]:
+    """Returns what a quick proof did not look at."""
+    return [message("quick_proof_leaves_out")] if proof.quick else []
 
 
 def fewer_rows(results: CompareResults) -> Message | None:
@@ -379,7 +385,7 @@ def footer(results: CompareResults) -> list[str]:
         said.append(
             message("meaning_of_speed", launches=results.repeats, steps=results.measured_steps, dtype=results.dtype)
         )
-    lines = [*one_process(results), *_sentences(said), *problems(results)]
+    lines = [*one_process(results), *_sentences([*left_out(proof), *said]), *problems(results)]
     lines += _sentences(
         message("note_on_engine", engine=label(row), note=note)
         for row in results.engines
