@@ -3,9 +3,8 @@
     python benchmarks/check_cost.py --checkouts FOLDER [--rounds 2] [--steps 8] [--only WORDS] [--out FOLDER]
 
 Both run the script of a case of tests/recorder/public_scripts on two ranks with the same stand-ins, the import of torch
-included, and end after as many optimizer steps; check replays them as well, unless --no-replay is timed, too. They are
-run in turn. A figure is the median of a script's rounds; the ratio is that of the medians. FOLDER is that of
-tests/recorder/public.py.
+included, and end after as many optimizer steps; check replays them as well. They are run in turn. A figure is the
+median of a script's rounds; the ratio is that of the medians. FOLDER is that of tests/recorder/public.py.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SCRIPTS = (
     "WZMIAOMIAO train_multi_gpu_using_launch",
 )
 LIMIT_S = 300
-WAYS = ("torchrun", "check", "check --no-replay")
+WAYS = ("torchrun", "check")
 
 
 def command(way: str, case: Case, folder: Path, steps: int, out: Path) -> list[str]:
@@ -89,7 +88,7 @@ def main() -> int:
             for way in WAYS:
                 times[case.name][way].append(round(seconds(way, case, options.checkouts, options.steps), 2))
                 print(case.name, way, times[case.name][way][-1], flush=True)
-    lines = ["| script | torchrun | check | check --no-replay | check / torchrun |", "|---" * 5 + "|"]
+    lines = ["| script | torchrun | check | check / torchrun |", "|---" * 4 + "|"]
     ratios = []
     for name, by_way in times.items():
         medians = [statistics.median(by_way[way]) for way in WAYS]
