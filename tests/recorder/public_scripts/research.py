@@ -108,6 +108,7 @@ TIMM = Case(
         *words("--no-aug --no-prefetcher --device cpu --grad-accum-steps 1 --warmup-epochs 0 --log-interval 1"),
     ),
     parts=("train.py", "timm"),
+    before=("as_cpu",),
     packages=("torchvision",),
     prepare=of_classes,
     plants=(
@@ -145,6 +146,7 @@ CLIP = Case(
     ),
     cwd="src",
     parts=("src",),
+    before=("as_cpu",),
     packages=("torchvision", "pandas", "webdataset", "braceexpand", "ftfy"),
     module="open_clip_train.main",
     prepare=captioned,
