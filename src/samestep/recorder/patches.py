@@ -145,9 +145,10 @@ class Reductions:
 
         @functools.wraps(reduce)
         def new_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            version = tensor._version
+            # Those of torch.inference_mode() have no version.
+            version = 0 if tensor.is_inference() else tensor._version
             work = reduce(tensor, *args, **kwargs)
-            if work is not None:
+            if work is not None and not tensor.is_inference():
                 self._going[id(work)] = work, tensor, version
             return work
 

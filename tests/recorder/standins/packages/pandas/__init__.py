@@ -4,6 +4,10 @@ import csv
 
 
 class Column(list):
+    @property
+    def iloc(self):
+        return self
+
     def tolist(self):
         return [*self]
 
