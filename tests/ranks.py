@@ -289,7 +289,7 @@ def proof_plan(
     own: Expectation | None = None,
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
-    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas, own=own)
+    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas, in_own_dtype=own)
     return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked)
 
 

@@ -121,11 +121,11 @@ def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_ph
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
     layouts: list[LayoutPlan] = []
     for row in rows:
-        loop, inexact, own = layouts_of(row, quick=inspected.setup.quick)
-        layouts += [layout for layout in (loop, inexact, own) if layout and layout not in layouts]
+        loop, inexact, in_own_dtype = layouts_of(row, quick=inspected.setup.quick)
+        layouts += [layout for layout in (loop, inexact, in_own_dtype) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-        row.own_number = layouts.index(own) if own else None
+        row.own_dtype_number = layouts.index(in_own_dtype) if in_own_dtype else None
     if LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
         layouts.append(plain_layout())
     return _play(inspected, folder, "reference", tuple(layouts), show_phase)
@@ -176,10 +176,10 @@ def _launch(
         trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps))
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
-    own = None if row.own_number is None else Expectation(reference, row.own_number)
+    in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
     if number == 0:
         trainings += proof_trainings(
-            row.facts, loop, inspected.job.proof_steps, inspected.size, inspected.job.proof_rows, own
+            row.facts, loop, inspected.job.proof_steps, inspected.size, inspected.job.proof_rows, in_own_dtype
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
@@ -198,7 +198,7 @@ def _launch(
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, own))
+            row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
 
 
 def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:

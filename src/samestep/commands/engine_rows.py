@@ -28,7 +28,7 @@ class Row:
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # the index of the reference's layout that proves the loop
     numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
-    own_number: int | None = None  # of the layout in the job's own dtype, where they are exact
+    own_dtype_number: int | None = None  # of the layout in the job's own dtype, where they are exact
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
 

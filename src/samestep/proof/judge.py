@@ -33,12 +33,12 @@ ENOUGH = 16  # such elements: one alone may come out right by chance
 
 
 def judge(
-    loop: Expectation, record: Record, numerics: Expectation | None = None, own: Expectation | None = None
+    loop: Expectation, record: Record, numerics: Expectation | None = None, in_own_dtype: Expectation | None = None
 ) -> Verdict:
     """Compares an engine's complete record with the reference of its layout.
 
-    numerics: of an engine that is inexact by design, the reference in float32, with its rounding. own: of an exact one,
-    the reference in the job's own dtype.
+    numerics: of an engine that is inexact by design, the reference in float32, with its rounding. in_own_dtype: of an
+    exact one, the reference in the job's own dtype.
     """
     comparison = Comparison(loop, record, inexact=numerics is not None)
     for training in loop.facts.trainings:
@@ -51,11 +51,7 @@ def judge(
     if comparison.reach.get("sgd", 2) < 2:
         return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
     if numerics is None:
-        divergence = first_in_own_dtype(own, record) if own else None
-        verdict = _verdict(comparison, "differs" if divergence else "same", first_divergence=divergence)
-        not_played = own.facts.not_played.values() if own else ()
-        notes = (message("own_dtype_not_compared", dtype=own.facts.dtype, why=why) for why in not_played if own)
-        return replace(verdict, notes=(*verdict.notes, *notes))
+        return _in_own_dtype(comparison, in_own_dtype, record)
     divergence, inexactness = compare_numerics(numerics, record)
     divergence = divergence or too_exact(loop, numerics, record)
     if divergence:
@@ -65,11 +61,15 @@ def judge(
     return _verdict(comparison, "approximate", numerics=inexactness)
 
 
-def first_in_own_dtype(own: Expectation, record: Record) -> Divergence | None:
-    """Returns the first difference of a training that leaves the job's tensors in their own dtype."""
-    comparison = Comparison(own, record, AS_OWN)
-    divergences = (divergence for training in own.facts.trainings for divergence in comparison.divergences(training))
-    return next(divergences, None)
+def _in_own_dtype(proven: Comparison, in_own_dtype: Expectation | None, record: Record) -> Verdict:
+    """Returns the verdict on an exact engine that is proven in float64. in_own_dtype: as of judge."""
+    if in_own_dtype is None:
+        return _verdict(proven, "same")
+    comparison, facts = Comparison(in_own_dtype, record, AS_OWN), in_own_dtype.facts
+    divergence = next((found for name in facts.trainings for found in comparison.divergences(name)), None)
+    verdict = _verdict(proven, "differs" if divergence else "same", first_divergence=divergence)
+    notes = (message("own_dtype_not_compared", dtype=facts.dtype, why=why) for why in facts.not_played.values())
+    return replace(verdict, notes=(*verdict.notes, *notes))
 
 
 def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence | None, Inexactness]:

@@ -83,10 +83,15 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
 
 
 def trainings(
-    facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0, own: Expectation | None = None
+    facts: EngineFacts,
+    loop: Expectation,
+    steps: int,
+    replicas: int,
+    rows: int = 0,
+    in_own_dtype: Expectation | None = None,
 ) -> tuple[ProveTask, ...]:
     """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows: of ProveTask.
-    own: what the reference played in the job's own dtype; None: the engine is not compared in it."""
+    in_own_dtype: what the reference played in the job's own dtype; None: the engine is not compared in it."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
@@ -104,7 +109,10 @@ def trainings(
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in loop.facts.trainings]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
-    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False) for name in (own.facts.trainings if own else ())]
+    in_own = [
+        prove(name, AS_OWN.format(name), OWN_DTYPE, False)
+        for name in (in_own_dtype.facts.trainings if in_own_dtype else ())
+    ]
     return (*exact, *inexact, *in_own)
 
 
