@@ -279,7 +279,7 @@ FAULTS = (
         "own_checkpoints",
         "ranks_save_at_different_steps",
         "                val_loss = sum(",
-        "                val_loss = rank * step % 3 + sum(",
+        "                val_loss = 100 * rank * step + sum(",
         'torch.save(model.module.state_dict(), f"best-{rank}-{step}.pt")',
         ("saves",),
         "different steps|other steps",
