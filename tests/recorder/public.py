@@ -80,9 +80,11 @@ def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | 
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
     run = ["-m", case.module] if case.module else [script]
     done = samestep(*words, *run, *case.arguments, cwd=cwd, env=env)
-    if not done.stdout.startswith("{"):
-        return " ".join(done.stderr.split())[-400:]
-    return from_json(CheckResults, json.loads(done.stdout))
+    # The record names no folder of the machine that made it.
+    said, error = (text.replace(f"{out}/", "") for text in (done.stdout, done.stderr))
+    if not said.startswith("{"):
+        return " ".join(error.split())[-400:]
+    return from_json(CheckResults, json.loads(said))
 
 
 def _program(word: str) -> str:
@@ -99,7 +101,8 @@ def row_of(case: Case, name: str, results: CheckResults | str, fault: Plant | No
     unknown = [f"{finding.question}: {finding.message}" for finding in results.findings if finding.answer == "unknown"]
     caught = results.answer == "differs"
     named = bool(first and fault and (question, cause_of(first)) == (fault.question, fault.cause))
-    cause, step = (str(first.cause), first.step) if first else ("", None)
+    warned = [f"warning: {finding.message}" for finding in results.findings if finding.answer == "warning"]
+    cause, step = (str(first.cause), first.step) if first else ("; ".join(warned), None)
     return Row(case.name, name, results.answer, question, step, cause, "; ".join(unknown), caught, named, seconds)
 
 

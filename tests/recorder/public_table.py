@@ -18,7 +18,8 @@ BEGIN = "<!-- written by tests/recorder/public.py from here on -->\n"
 class Row:
     """What one check said of a script. fault: '' for the script as it is, '(edited)' for the one that is planted in.
 
-    unknown: the questions without an answer, and why. named: whether question and cause are those of the fault.
+    cause: that of the first divergence; without one, the warnings. unknown: the questions without an answer, and why.
+    named: whether question and cause are those of the fault.
     """
 
     script: str
@@ -110,7 +111,9 @@ def _how(case: Case) -> str:
 def _said(row: Row) -> str:
     if row.answer == "differs":
         return f"differs: {row.question}: {_cell(row.cause)}"
-    return row.answer if row.answer == "right" else f"{row.answer}: {_cell(row.unknown or row.cause)}"
+    if row.answer == "right":
+        return f"right; {_cell(row.cause)}" if row.cause else "right"
+    return f"{row.answer}: {_cell(row.unknown or row.cause)}"
 
 
 def _faults(rows: Sequence[Row]) -> list[str]:

@@ -153,6 +153,28 @@ def test_rows_that_own_datasets_share_are_named(first: int, answer: str, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("flipped", "same_kind", "cause"),
+    [(6, False, "rows_not_shared_out"), (12, False, ""), (6, True, "")],
+    ids=["half are flipped", "other rows", "rows of one kind, by chance"],
+)
+def test_pictures_without_labels_are_the_same_rows_where_many_are(
+    flipped: int, same_kind: bool, cause: str, tmp_path: Path
+) -> None:
+    """Each rank reads all of its 12 rows; rank 1 has `flipped` of them as other pictures."""
+    judged(tmp_path, "mean")
+    rows_of = [["a" if same_kind else f"{i}" for i in range(12)] for _ in range(2)]
+    rows_of[1][:flipped] = [f"flipped {i}" for i in range(flipped)]
+    ranks = [
+        replace(
+            of, passes=[PassRecord(0, 12, 1, [[i] for i in range(12)], [], [[row] for row in rows_of[of.rank]], 12)]
+        )
+        for of in recorded(tmp_path)
+    ]
+    found = rows(ranks)
+    assert (found.answer, found.message.id if cause else "") == ("differs" if cause else "right", cause), found
+
+
+@pytest.mark.parametrize(
     ("labels", "datasets", "answer"),
     [
         ("0123", ("", ""), "differs"),  # augmented pictures of the same rows

@@ -96,7 +96,9 @@ SMALL = words("--save_dir ../out --batch_size 4 --hidden_size 32 --num_hidden_la
 SCALED = "        scaler.scale(loss).backward()\n"
 
 
-def minimind(name: str, *arguments: str, more: tuple[Plant, ...] = (), **settings: Any) -> Case:
+def minimind(
+    name: str, *arguments: str, more: tuple[Plant, ...] = (), unwrapped: str = "not wrapped", **settings: Any
+) -> Case:
     return Case(
         f"minimind {name}",
         "jingyaogong/minimind",
@@ -110,7 +112,7 @@ def minimind(name: str, *arguments: str, more: tuple[Plant, ...] = (), **setting
         **({"prepare": sentences} | settings),
         plants=(
             usual(
-                "not wrapped",
+                unwrapped,
                 "        model = DistributedDataParallel(model, device_ids=[local_rank])\n",
                 "        pass\n",
             ),
@@ -133,6 +135,7 @@ def minimind(name: str, *arguments: str, more: tuple[Plant, ...] = (), **setting
 
 
 ACCUMULATED = usual("accumulation not divided", "            loss = loss / args.accumulation_steps\n", "")
+INTO_THE_SECOND_EPOCH = ("--steps", "12")
 SET = usual("set_epoch left out", "        train_sampler and train_sampler.set_epoch(epoch)\n", "")
 WEIGHED = Edit(
     "            loss = res.loss + res.aux_loss\n",
@@ -149,6 +152,7 @@ CASES = (
         "train_full_sft",
         *words("--max_seq_len 64 --from_weight none"),
         more=(SET,),
+        options=INTO_THE_SECOND_EPOCH,
         answer="differs",
         why="a mean of means",
         edits=(WEIGHED,),
@@ -158,6 +162,8 @@ CASES = (
         "train_dpo",
         *words("--max_seq_len 64 --epochs 2 --learning_rate 1e-3"),
         more=(SET,),
+        unwrapped="not wrapped, one seed",
+        options=INTO_THE_SECOND_EPOCH,
         prepare=weights,
         note="the weights that it begins with are made anew",
     ),

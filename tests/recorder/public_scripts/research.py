@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, plant, usual, words
+from recorder.public_scripts.case import Case, Edit, Plant, plant, usual, words
 
 SIZE, WORDS = 32, "the cat sat on a mat and ran"
 PACKAGES = Path(__file__).parents[1] / "standins" / "packages"
@@ -200,10 +200,12 @@ CLEANRL = Case(
     packages=("gymnasium", "tyro", "cleanrl_utils"),
     plants=(
         usual("gradients never cleared", "                optimizer.zero_grad()\n", ""),
-        plant(
+        Plant(
             "one seed on all ranks",
-            "    args.seed += local_rank\n",
-            "    args.seed += 0\n",
+            (
+                Edit("    args.seed += local_rank\n", ""),
+                Edit("torch.manual_seed(args.seed - local_rank)", "torch.manual_seed(args.seed)"),
+            ),
             "rows",
             "ranks_train_the_same_rows",
         ),
@@ -212,7 +214,7 @@ CLEANRL = Case(
             "view_as(param.grad.data) / args.world_size",
             "view_as(param.grad.data) / 1",
             "loss weight",
-            "loss_multiplied_by_ranks",
+            "gradients_summed_over_ranks",
         ),
         usual("rate by rank", 'param_groups[0]["lr"] = lrnow', 'param_groups[0]["lr"] = lrnow * (1 + local_rank)'),
         plant(

@@ -215,6 +215,7 @@ def own_datasets(passes: Sequence[PassRecord]) -> bool:
     """Whether the same indices are other rows on each rank: none of their tensors is always that of the other ranks.
 
     A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
+    So does a share of pictures that are the same: an augmentation by chance leaves some as they are.
     """
     if len({record.length for record in passes}) > 1 or len({record.dataset for record in passes}) > 1:
         return True
@@ -222,7 +223,14 @@ def own_datasets(passes: Sequence[PassRecord]) -> bool:
     common = set(first).intersection(*of_ranks)
     pairs = [(first[index], digests[index]) for index in common for digests in of_ranks]
     tensors = zip(*([a == b for a, b in zip(row, same_index)] for row, same_index in pairs))
-    return bool(pairs) and not any(map(all, tensors))
+    return bool(pairs) and not any(map(all, tensors)) and not _often_the_same(pairs)
+
+
+def _often_the_same(pairs: Sequence[tuple[list[str], list[str]]]) -> bool:
+    """Whether rows that differ from one another are the same on two ranks more often than by chance."""
+    alike = sum(row == same_index for row, same_index in pairs)
+    distinct = len({tuple(row) for row, _ in pairs}) * 2 > len(pairs)
+    return distinct and alike > max(2, len(pairs) / 4)
 
 
 def _digests_by_index(record: PassRecord) -> Mapping[int, list[str]]:
