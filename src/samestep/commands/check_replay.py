@@ -99,7 +99,7 @@ def _script(plan: ScriptPlan) -> str:
     """Returns a script's path relative to the working directory, of which the copy has one; others stay absolute."""
     if plan.module:
         return plan.script
-    script = Path(plan.script).absolute()
+    script = Path(os.path.abspath(plan.script))  # without the .. that a typed path may have
     inside = script.is_relative_to(Path.cwd())
     return str(script.relative_to(Path.cwd()) if inside else script)
 

@@ -68,7 +68,9 @@ def _in_own_dtype(proven: Comparison, in_own_dtype: Expectation | None, record: 
     comparison, facts = Comparison(in_own_dtype, record, AS_OWN), in_own_dtype.facts
     divergence = next((found for name in facts.trainings for found in comparison.divergences(name)), None)
     verdict = _verdict(proven, "differs" if divergence else "same", first_divergence=divergence)
-    notes = (message("own_dtype_not_compared", dtype=facts.dtype, why=why) for why in facts.not_played.values())
+    notes = [message("own_dtype_not_compared", dtype=facts.dtype, why=why) for why in facts.not_played.values()]
+    if vague := {name for names in comparison.ill_conditioned.values() for name in names} | {*comparison.unresolved}:
+        notes.append(message("own_dtype_shows_little", dtype=facts.dtype, tensors=sorted(vague)))
     return replace(verdict, notes=(*verdict.notes, *notes))
 
 

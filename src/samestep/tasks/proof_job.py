@@ -61,10 +61,13 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
         plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
         return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
+    if job.scheduler is None or job.scheduler.every != "evaluation":
+        small = (
+            small if training.dtype != OWN_DTYPE and training.training != "late" else replace(small, evaluation=None)
+        )
     averaged = replace(small, ema=min(job.ema, EMA) if job.ema else None)
     if training.training == "late":
-        evaluates = job.scheduler is not None and job.scheduler.every == "evaluation"
-        small = averaged if evaluates else replace(averaged, evaluation=None)
+        small = averaged
     elif training.training == "sgd":
         small = replace(small, ema=None)
     else:

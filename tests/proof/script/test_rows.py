@@ -10,7 +10,7 @@ import pytest
 
 from proof.script.test_script import ROWS, judged, ranks_of, recorded
 from samestep.message import Message, message
-from samestep.proof.script.rows import order, rows
+from samestep.proof.script.rows import _epochs_of_content, order, rows
 from samestep.records.call_site import Call, CallRecord
 from samestep.records.script import (
     MicroBatchRecord,
@@ -213,3 +213,19 @@ def test_batches_that_rank_0_trains_as_well_are_found_where_rows_come_several_ti
 
     said = rows([with_rows(first, late), with_rows(second, 0)]).message.id
     assert (said == "ranks_train_the_same_batches") == (answer == "differs")
+
+
+def test_an_epoch_of_content_begins_where_all_rows_have_come(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+
+    def trained(rank: ScriptRecord, *steps: str) -> ScriptRecord:
+        step = rank.steps[0]
+        micro = step.micro_batches[0]
+        return replace(rank, steps=[replace(step, micro_batches=[replace(micro, rows=list(rows))]) for rows in steps])
+
+    def epochs(first: Sequence[str], second: Sequence[str]) -> list[list[str]]:
+        ranks = [trained(rank, *steps) for rank, steps in zip(recorded(tmp_path), (first, second), strict=True)]
+        return [["".join(rows) for rows in epoch] for epoch in _epochs_of_content(ranks)]
+
+    assert epochs(["ab", "ef", "gh", "cd"], ["cd", "gh", "ef", "ab"]) == [["abef", "cdgh"], ["ghcd", "efab"]]
+    assert epochs(["ab", "cd"], ["ab", "ef"]) == [["abcd", "abef"]]

@@ -90,13 +90,25 @@ def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> b
     """Whether each rank's gradient is its own until the optimizer's step, which moves all ranks' weights alike."""
     names = {name for _, name in gradients.not_mean}
     steps = [rank.steps[step] for rank in ranks]
-    if not names or not gradients.are_own() or not all(names <= {*of_rank.moved} for of_rank in steps):
+    if not names or not gradients.are_own():
+        return False
+    if not all(names <= {*of_rank.moved} for of_rank in steps) and not _written(names, ranks, step):
         return False
     # They were reduced between their clipping and the step.
     if _clipped_apart(gradients):
         return False
     weights = [{name: of_rank.weights.get(name) for name in names} for of_rank in steps]
     return all(of_rank == weights[0] and None not in of_rank.values() for of_rank in weights)
+
+
+def _written(names: set[str], ranks: Ranks, step: int) -> bool:
+    """Whether the script writes other weights of these names between this step and the one beside it, as it does where
+    its optimizer holds copies of them or pieces of these."""
+    beside = step + 1 if step + 1 < len(ranks[0].steps) else step - 1
+    if beside < 0:
+        return False
+    pairs = [(of_rank.steps[step].weights, of_rank.steps[beside].weights) for of_rank in ranks]
+    return all(now.get(name) != then.get(name) for now, then in pairs for name in names)
 
 
 def _not_finite_on_some(gradients: StepGradients, ranks: Ranks, step: int) -> Finding | None:

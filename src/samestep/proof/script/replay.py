@@ -108,6 +108,10 @@ def _gradients(
             return Finding(GRADIENT, "unknown", message("gradients_compressed_by_hook", step=step))
         if not math.isfinite(off[name]):
             return Finding(GRADIENT, "unknown", message("replayed_gradient_not_finite", parameter=name, step=step))
+        if off[name] > bound and scale != 1.0:
+            scales = [step_record.steps[step].scale for step_record in (ranks[0], one_process)]
+            said = message("scaler_skips_other_steps", step=step, recorded=scales[0], replayed=scales[1])
+            return Finding(GRADIENT, "unknown", said)
         if off[name] > bound and drifts(distances):
             grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
             return Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))

@@ -135,8 +135,8 @@ def _by_content(ranks: Ranks) -> Finding:
     ]
     if not all(digests):
         return Finding("rows", "unknown", message("inputs_without_rows"))
-    twice = sum(len({*of_rank}) for of_rank in digests) - len(set().union(*digests))
     total = sum(map(len, digests))
+    twice = sum(_on_several_ranks(epoch) for epoch in _epochs_of_content(ranks))
     if twice > total / len(ranks) / 2:
         return differs(
             "rows",
@@ -147,6 +147,30 @@ def _by_content(ranks: Ranks) -> Finding:
             found=message("rows_on_several_ranks", shared=twice, rows=total),
         )
     return Finding("rows", "right", message("rows_without_indices", rows=total, shared=twice))
+
+
+def _epochs_of_content(ranks: Ranks) -> list[list[list[str]]]:
+    """Returns epoch -> rank -> the rows that it trains. An epoch begins where rows come again, after all rows there are
+    have come; otherwise all steps are one."""
+    steps = [
+        [[row for micro_batch in step.micro_batches for row in micro_batch.rows] for step in steps_of_ranks]
+        for steps_of_ranks in zip(*(rank.steps for rank in ranks))
+    ]
+    every = {row for of_ranks in steps for rows in of_ranks for row in rows}
+    epochs, met = [steps[:1]], {row for of_ranks in steps[:1] for rows in of_ranks for row in rows}
+    for of_ranks in steps[1:]:
+        rows = {row for of_rank in of_ranks for row in of_rank}
+        if met == every and rows & met:
+            epochs.append([])
+            met = set()
+        met |= rows
+        epochs[-1].append(of_ranks)
+    return [[[row for rows in of_rank for row in rows] for of_rank in zip(*epoch)] for epoch in epochs]
+
+
+def _on_several_ranks(digests: Sequence[Sequence[str]]) -> int:
+    """Returns how many rows that ranks train are another rank's as well."""
+    return sum(len({*of_rank}) for of_rank in digests) - len(set().union(*digests))
 
 
 def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
@@ -161,7 +185,9 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     inside = sum(len(read) - len({*read}) for read in lists)
     batch_size = max((len(batch) for record in passes for batch in record.batches if batch), default=1)
     allowed = len(passes) * batch_size
-    if inside > allowed:
+    # The last batch may be filled up with rows of the beginning.
+    early = [read[: -batch_size or None] for read in lists]
+    if inside > allowed or any(len(read) > len({*read}) for read in early):
         return Finding("rows", "unknown", message("rows_drawn_with_replacement", rows=inside))
     # One row alone is what a sampler that pads gives to each rank.
     if all({*read} == union for read in lists) and len(union) > 1:
