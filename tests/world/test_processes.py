@@ -29,6 +29,7 @@ NO_PROCESS = {
     "rank/checkpoints.py": "the thread that writes a checkpoint, in a phase of its own of the heartbeat",
     "tasks/collectives/calls.py": "collectives, which have a timeout",
     "launch/fork_client.py": "the method that wait_for calls",
+    "rank/threaded_group.py": "ranks that are threads; the process that has started this one watches it",
 }
 # A guard that this process has told to end; what has ended already.
 NO_WAIT = {"world/processes.py": "dismiss", "world/resources.py": "reap_orphans", "tasks/fork_server.py": "_serve"}

@@ -106,9 +106,8 @@ class JobFields:
         """Returns the job whose training data are the evaluation's, in their order, collated for it."""
         assert self.evaluation is not None
         collate = self.evaluation_collate or self.collate
-        forward = self.output if self.carry_state else self.forward
-        job = replace(self, train=self.evaluation, collate=collate, augment=None, order=None, last="keep")
-        return replace(job, forward=forward, carry_state=False)
+        changed: dict[str, Any] = {"forward": self.output, "carry_state": False} if self.carry_state else {}
+        return replace(self, train=self.evaluation, collate=collate, augment=None, order=None, last="keep", **changed)
 
     def steps(self, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the whole training."""
