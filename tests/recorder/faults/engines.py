@@ -76,7 +76,7 @@ FAULTS = (
                 script,
                 "divided by hand, too",
                 "engine.backward(loss)",
-                "engine.backward(loss / 3)",
+                "engine.backward(loss / engine.gradient_accumulation_steps())",
                 "loss weight",
                 "losses_divided_by_accumulation_twice",
             ),
