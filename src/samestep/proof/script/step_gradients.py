@@ -186,6 +186,7 @@ class StepGradients:
         mean = {name: self._mean(name) for name in self.names}
         return replace(self, reduced=[mean] * self.size, factor=1 / self.size, clipped=False, not_mean=[])
 
+    @np.errstate(invalid="ignore")  # of a gradient that is not finite
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
         scale = abs(self.factor) * self.size_of_parts(name)

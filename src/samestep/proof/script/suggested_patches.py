@@ -157,7 +157,12 @@ def _sampler_of(script: Script, data: str) -> str:
 def call_set_epoch(script: Script) -> None:
     """Calls set_epoch at the begin of each epoch; where the sampler is made anew there, after that."""
     statement = script.first("sampler") or script.first("loader")
-    if statement is None or not (name := script.name_of(statement)):
+    if statement is None:
+        return
+    # A line may have several statements.
+    of_line = [beside for beside in script.source.statements if beside.lineno == statement.lineno]
+    statement = next((beside for beside in of_line if call_in(beside, "DistributedSampler")), statement)
+    if not (name := script.name_of(statement)):
         return
     sampler = name if call_in(statement, "DistributedSampler") else f"{name}.sampler"
     parameter = script.source.parameter(statement.lineno, "epoch")
