@@ -38,7 +38,7 @@ def test_threads_train_what_processes_do(engine: str, job: str, size: int, kept:
         for ranks in (kept.of(size), threads):
             records: list[Record] = []
 
-            def train(loop, ranks=ranks, records=records):  # type: ignore[no-untyped-def]
+            def train(loop, _, ranks=ranks, records=records):  # type: ignore[no-untyped-def]
                 records.append(ranks.work(proof_plan(loop, f"jobs:{job}", engine, size, {}, facts)))
                 return records[0]
 
