@@ -22,9 +22,7 @@ GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flag
 class GroupedHelp(TyperCommand):
     """A command whose `--help` is one screen: of the options of GROUPS it shows only the flags."""
 
-    def __init__(self, *args: Any, context_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, context_settings={**(context_settings or {}), "help_option_names": FLAGS}, **kwargs)
-        self._explains_every_option = False
+    _explains_every_option = False
 
     def get_help_option_names(self, ctx: Any) -> list[str]:
         """Returns the names of the help, in the order in which it shows them."""

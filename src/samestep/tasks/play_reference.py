@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan, log
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from samestep.records.record import (
     write_progress,
 )
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, late_steps, proof_job, steps_of
+from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -146,10 +147,11 @@ class ReferencePlayer:
             trainings = self._trainings(number, planned, OWN_DTYPE)
         except Exception as error:
             trainings = Trainings({}, {OWN_DTYPE: line_of(error)})
-        return self._record(number, planned, self._coarsest_dtype(), trainings)
+        return self._record(number, planned, self._own_dtype, trainings)
 
-    def _coarsest_dtype(self) -> str:
-        """Returns the dtype of the model's parameters; the one with the fewest digits where there are several."""
+    @cached_property
+    def _own_dtype(self) -> str:
+        """The dtype of the model's parameters; the one with the fewest digits where there are several."""
         dtypes = {p.dtype for p in self.job.model().parameters() if p.is_floating_point()}
         coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         return str(coarsest).removeprefix("torch.")
@@ -248,8 +250,7 @@ class ReferencePlayer:
         model = job.model()
         start = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         if dtype not in self.facts:
-            shown = self._coarsest_dtype() if dtype == OWN_DTYPE else dtype
-            write_start(self.folder, self.world.rank, shown, start)
+            write_start(self.folder, self.world.rank, self._own_dtype if dtype == OWN_DTYPE else dtype, start)
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.facts[dtype] = ModelFacts(digest_state(model), names)
         return self.facts[dtype], start
@@ -258,8 +259,8 @@ class ReferencePlayer:
         self, training: ProveTask, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
     ) -> list[ReferenceTrainingRecord]:
         """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
-        in_own = training.dtype == OWN_DTYPE
-        dtype = getattr(torch, planned.rounds_to or (self._coarsest_dtype() if in_own else training.dtype))
+        own_or_given = self._own_dtype if training.dtype == OWN_DTYPE else training.dtype
+        dtype = getattr(torch, planned.rounds_to or own_or_given)
         reverses = self.reverses and not base.draws
         seeds = range(1, 1 + noise_runs(self.plan, planned))
 
@@ -278,7 +279,7 @@ class ReferencePlayer:
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy):
             self.reverses = False
-            self.progress.again(len(noisy) * steps_of(training, job))
+            self.progress.again(len(noisy) * len(steps_of(training, job, reference.per_epoch(job))))
             return self._with_noise(training, planned, base, job, facts)
         return noisy
 
@@ -286,9 +287,7 @@ class ReferencePlayer:
         self, training: ProveTask, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
-        steps: Sequence[int] = range(steps_of(training, small))
-        if training.training == "late":
-            steps = late_steps(small, training.steps, reference.per_epoch(small))
+        steps = steps_of(training, small, reference.per_epoch(small))
         sgd = training.training == "sgd"
         explosion = end_at_explosion(max(1, len(self.job.phases))) if sgd and not noise else None
 

@@ -61,17 +61,12 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
         plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
         return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
-    if job.scheduler is None or job.scheduler.every != "evaluation":
-        small = (
-            small if training.dtype != OWN_DTYPE and training.training != "late" else replace(small, evaluation=None)
-        )
-    averaged = replace(small, ema=min(job.ema, EMA) if job.ema else None)
-    if training.training == "late":
-        small = averaged
-    elif training.training == "sgd":
-        small = replace(small, ema=None)
-    else:
-        return averaged
+    by_evaluation = job.scheduler is not None and job.scheduler.every == "evaluation"
+    if not by_evaluation and (training.training == "late" or training.dtype == OWN_DTYPE):
+        small = replace(small, evaluation=None)  # the others' weights are evaluated
+    small = replace(small, ema=min(job.ema, EMA) if job.ema and training.training != "sgd" else None)
+    if training.training == "user":
+        return small
     return _with_optimizer(small, lambda recipe: _sgd(recipe, training.sgd_lr))
 
 
@@ -107,19 +102,15 @@ def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]
     return lanes + list(range(length - (rows - len(lanes)), length))
 
 
-def steps_of(training: ProveTask, job: Job) -> int:
-    """Returns how many optimizer steps a training of the proof takes: one for a gradient, or one of each phase."""
-    if training.training == "late":
-        return len(late_steps(job, training.steps, schedule_of(job, 1).steps_per_epoch))
-    return max(1, len(job.phases)) if training.training == "gradient" else training.steps
+def steps_of(training: ProveTask, job: Job, steps_per_epoch: int) -> tuple[int, ...]:
+    """Returns the optimizer steps that a training of the proof takes in turn, by their number in the whole schedule.
 
-
-def late_steps(job: Job, steps: int, steps_per_epoch: int) -> tuple[int, ...]:
-    """Returns the steps that `late` trains in turn: the last one of some epochs, and those after it.
-
-    job: the proof's. steps: of the proof's other trainings; where they are few, these are fewer too.
+    The first ones: one for a gradient, or one of each phase. `late`: the last one of some epochs, and those after it;
+    fewer where the other trainings have few. job: the proof's.
     """
-    phases, few = max(1, len(job.phases)), steps < OTHER_STEPS
+    phases, few = max(1, len(job.phases)), training.steps < OTHER_STEPS
+    if training.training != "late":
+        return tuple(range(phases if training.training == "gradient" else training.steps))
     ends = [(epoch + 1) * steps_per_epoch - phases for epoch in (LATE_EPOCHS[1:] if few else LATE_EPOCHS)]
     return tuple(sorted({step for end in ends for step in range(end, end + (2 if few else 3) * phases)}))
 

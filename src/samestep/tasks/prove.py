@@ -17,7 +17,7 @@ from samestep.records.checkpoint import Interval
 from samestep.records.plan import Interrupted, Plan, ProveTask, interruption
 from samestep.records.record import TrainingRecord
 from samestep.records.tensor_files import write_state
-from samestep.tasks.proof_job import late_steps, proof_job, steps_of
+from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
@@ -62,7 +62,8 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
     inductor.fallback_random = True  # dropout that is compiled draws what the reference's draws
     small = proof_job(job, training)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
-    steps = steps_of(training, small)
+    played = steps_of(training, small, schedule_of(small, 1).steps_per_epoch)
+    steps = len(played)
     evaluator: Evaluator | None = EachStep(small, world, steps) if by_evaluation else None
     parts = training.interrupted
     if parts and small.evaluation is not None:  # as a training evaluates, whose state is in its checkpoints
@@ -73,8 +74,6 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
     checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None
     first = parts is not None and parts.part == "first"
     stop = StopAfter(interruption_of(training, small, steps)) if first else None
-    is_late = training.training == "late"
-    played = late_steps(small, training.steps, schedule_of(small, 1).steps_per_epoch) if is_late else ()
     run = Run(small, world, steps, observe=True, evaluator=evaluator, checkpoints=checkpoints, stop=stop, played=played)
     state = run_engine(engine, small, world, run, training.engine_settings)
     if checkpoints:

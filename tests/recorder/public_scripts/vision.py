@@ -10,6 +10,19 @@ from recorder.public_scripts.case import Case, Edit, plant, usual, words
 STANDS = {"before": ("as_cpu", "old_names"), "packages": ("torchvision", "timm", "tensorboardX")}
 TORCHVISION = {"before": ("as_cpu",), "packages": ("torchvision",)}
 RANK = "torch.distributed.get_rank()"
+# ConvNeXt's training is made after MAE's.
+MAES_SAMPLER = (
+    usual(
+        "no sampler",
+        "num_replicas=num_tasks, rank=global_rank, shuffle=True",
+        "num_replicas=1, rank=0, shuffle=True",
+    ),
+    usual(
+        "set_epoch left out",
+        "            data_loader_train.sampler.set_epoch(epoch)\n",
+        "            pass\n",
+    ),
+)
 DINO = Case(
     "DINO",
     "facebookresearch/dino",
@@ -74,16 +87,7 @@ MAE = Case(
             "find_unused_parameters=True)\n",
             "        model.__dict__['module'] = model\n",
         ),
-        usual(
-            "no sampler",
-            "num_replicas=num_tasks, rank=global_rank, shuffle=True",
-            "num_replicas=1, rank=0, shuffle=True",
-        ),
-        usual(
-            "set_epoch left out",
-            "            data_loader_train.sampler.set_epoch(epoch)\n",
-            "            pass\n",
-        ),
+        *MAES_SAMPLER,
         usual(
             "rate by rank",
             "data_iter_step / len(data_loader) + epoch, args)",
@@ -181,16 +185,7 @@ CONVNEXT = Case(
             "find_unused_parameters=False)\n",
             "        model.__dict__['module'] = model\n",
         ),
-        usual(
-            "no sampler",
-            "num_replicas=num_tasks, rank=global_rank, shuffle=True",
-            "num_replicas=1, rank=0, shuffle=True",
-        ),
-        usual(
-            "set_epoch left out",
-            "            data_loader_train.sampler.set_epoch(epoch)\n",
-            "            pass\n",
-        ),
+        *MAES_SAMPLER,
         usual(
             "rate by rank",
             'lr_schedule_values[it] * param_group["lr_scale"]',
