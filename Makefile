@@ -39,7 +39,7 @@ lint: $(VENV)/.tested
 
 # Plants every fault of tests/mutations and prints the share that the proof catches and names.
 mutations: $(VENV)/.tested
-	$(BIN)/python tests/mutations/plant.py
+	$(BIN)/python tests/mutations/record.py
 
 # What the ddp engine costs over a hand-written script, and against the wrappers.
 overhead: $(VENV)/.tested

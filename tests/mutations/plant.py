@@ -1,21 +1,15 @@
-"""Plants every fault, one at a time, and prints which of them the proof rejects and names rightly.
+"""Plants a fault in a copy of the package, and proves jobs with it on ranks that tests keep.
 
-    python tests/mutations/plant.py [--out FOLDER] [--ranks 2 3] [--only WORDS]
-
-Exit 0 when every fault is rejected and rightly named on every job that it can act on, at every number of ranks.
-`--out` keeps every row in rows.json, and writes the table of docs/proof.md again.
+record.py plants through the command instead, as users have it.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
-import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +17,10 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from messages import explains, ids
-from mutations.faults import FAULTS, Fault
+from mutations.faults import Fault
 from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
-
-DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
 
 
 class Patch(Protocol):
@@ -135,67 +127,3 @@ def plant(
                 "ids": sorted(ids(first.cause)),
                 **{key: getattr(first, key) for key in shown},
             }
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    caught = sum(row["verdict"] == "differs" for row in rows)
-    named, explained = (sum(row[what] for row in rows) for what in ("named", "explained"))
-    return f"{len(rows)} plantings: {caught} caught, {named} rightly named, {explained} with the right cause"
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row a fault: where it is planted, on how many jobs, how often it was caught and named, and as what."""
-    lines = ["| fault | planted in | on jobs | caught | named | as | cause |", "|---" * 7 + "|"]
-    for name in dict.fromkeys(row["fault"] for row in rows):
-        of = [row for row in rows if row["fault"] == name]
-        sizes = " and ".join(str(size) for size in sorted({row["ranks"] for row in of}))
-        counts = [sum(row["verdict"] == "differs" for row in of)]
-        counts += [sum(row[what] for row in of) for what in ("named", "explained")]
-        caught, named, explained = (f"{count}/{len(of)}" for count in counts)
-        seen = ", ".join(dict.fromkeys(str(row.get("quantity")) for row in of))
-        jobs = f"{len({row['job'] for row in of})} at {sizes} ranks"
-        lines.append(f"| {name} | `{of[0]['file']}` | {jobs} | {caught} | {named} | {seen} | {explained} |")
-    return "\n".join(lines)
-
-
-def with_table(docs: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The text `docs`, with its table and its counts made those of `rows`."""
-    faults = len({row["fault"] for row in rows})
-    docs = re.sub(r"plants \d+ faults", f"plants {faults} faults", docs)
-    docs = re.sub(r"\*\*\d+ plantings: .*?\*\*", f"**{summary(rows)}.**", docs)
-    return re.sub(r"\| fault \| planted in .*?\n(?=\n)", lambda _: markdown(rows) + "\n", docs, flags=re.DOTALL)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--only", default="", help="faults with these words in their name")
-    options = parser.parse_args()
-    faults = [fault for fault in FAULTS if options.only in fault.name]
-    rows = []
-    for size in sorted({size for fault in faults for size in sizes_of(fault, options.ranks)}):
-        with Ranks(1) as reference_rank:
-            references = References(reference_rank, size)
-            for fault in (fault for fault in faults if size in sizes_of(fault, options.ranks)):
-                for row in plant(fault, references):
-                    rows.append(row)
-                    seen = row["verdict"] in ("differs", "failed")
-                    state = "named" if row["named"] else "MISNAMED" if seen else "MISSED"
-                    print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", end="")
-                    print(
-                        " {:.25}, found {:.25}".format(*(str(row.get(key)) for key in ("expected", "found"))),
-                        flush=True,
-                    )
-                    if not row["explained"]:
-                        print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
-    print(f"{len(faults)} faults, {summary(rows)}")
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
-        DOCS.write_text(with_table(DOCS.read_text(), rows))
-    return 0 if all(row["named"] for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

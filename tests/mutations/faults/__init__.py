@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from mutations.faults import engines, late, loop, numerics, own_dtype, rows_and_evaluation, shared, steps
+from mutations.faults import engine_loops, engines, late, loop, numerics, own_dtype, rows_and_evaluation, shared, steps
 from mutations.faults.fault import ALL, DDP, Fault
 
 __all__ = ["ALL", "DDP", "FAULTS", "Fault"]
@@ -15,6 +15,7 @@ FAULTS = (
     *loop.FAULTS,
     *rows_and_evaluation.FAULTS,
     *engines.FAULTS,
+    *engine_loops.FAULTS,
     *numerics.FAULTS,
     *steps.FAULTS,
     *shared.FAULTS,

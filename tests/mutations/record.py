@@ -1,0 +1,159 @@
+"""Plants every fault, one at a time, and runs `samestep verify` with it: does it reject the fault, and name its cause?
+
+    python tests/mutations/record.py [--out FOLDER] [--ranks 2 3 5] [--only WORDS] [--at-once 2]
+
+A planting is what a user would have: one package, with the fault in it, which plays both sides, and the command. Exit 0
+when every fault is rejected and rightly named at every number of ranks; each is planted on its jobs in turn. `--out`
+keeps every row in rows.json, and writes the table of docs/proof.md again. From 5 ranks on these are threads, where the
+engine allows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from budget import budget
+from messages import explains, ids
+from mutations.faults import FAULTS, Fault
+from mutations.faults.fifth_rank import FAULTS as OF_RANKS_ABOVE
+from mutations.faults.fifth_rank import of_ranks_above
+from mutations.plant import patched, sizes_of
+from samestep.records.files import read
+from samestep.records.results import RESULTS, CompareResults
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs" / "proof.md"
+THREADED = {"ddp", "fsdp", "zero", "amp"}
+AS_THREADS = 5  # so many ranks, or more, are threads
+DEADLINE_IMPORTS = 150
+
+
+def command_of(fault: Fault, job: str, size: int) -> list[str]:
+    """Returns the command that a user would type, without its --out."""
+    settings = [text for name, value in fault.settings.items() for text in ("--set-engine", f"{name}={value}")]
+    threads = ["--as", "threads"] if size >= AS_THREADS and fault.engine in THREADED else []
+    job_file = f"{HERE / 'jobs.py'}:{job}"
+    return ["verify", job_file, "--engine", fault.engine, "--nproc", str(size), *settings, *threads]
+
+
+def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
+    """Returns what the command says about one job with the fault in the package."""
+    row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
+    row |= {"engine": fault.engine, "settings": dict(fault.settings)}
+    with tempfile.TemporaryDirectory(prefix="samestep-planted-") as name:
+        folder = Path(name)
+        command = command_of(fault, job, size)
+        ended = subprocess.run(
+            [sys.executable, "-m", "samestep", *command, "--out", str(folder / "results")],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(patched(fault, folder))},
+            capture_output=True,
+            text=True,
+            timeout=budget(DEADLINE_IMPORTS),
+            check=False,
+        )
+        row |= {"command": command[2:], "exit_code": ended.returncode}
+        file = folder / "results" / RESULTS
+        if not file.exists():
+            return row | _unexplained("failed", (ended.stderr.strip().splitlines() or ["no output"])[-1])
+        (result,) = (result for result in read(CompareResults, file).engines if result.engine == fault.engine)
+    first = result.first_divergence
+    if first is None:
+        return row | _unexplained(result.verdict, str(result.reason))
+    shown = ("training", "quantity", "step", "tensor", "expected", "found")
+    return row | {
+        "verdict": result.verdict,
+        "named": first.quantity in fault.named,
+        "explained": explains(first.cause, fault.cause),
+        "cause": str(first.cause),
+        "ids": sorted(ids(first.cause)),
+        **{name: getattr(first, name) for name in shown},
+    }
+
+
+def _unexplained(verdict: str, reason: str) -> dict[str, Any]:
+    return {"verdict": verdict, "named": False, "explained": False, "reason": reason}
+
+
+def plantings(sizes: Sequence[int], words: str) -> list[tuple[Fault, str, int]]:
+    """Returns each fault at each number of ranks, on one of its jobs in turn. A fault of the ranks above 3 has five."""
+    drawn = [
+        (fault, fault.jobs[(number + place) % len(fault.jobs)], size)
+        for number, fault in enumerate(FAULTS)
+        for place, size in enumerate(sizes_of(fault, sizes))
+    ]
+    if AS_THREADS in sizes:
+        above = [of_ranks_above(3, fault) for fault in OF_RANKS_ABOVE]
+        drawn += [(fault, fault.jobs[0], AS_THREADS) for fault in above]
+    return [planting for planting in drawn if words in planting[0].name]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    caught = sum(row["verdict"] == "differs" for row in rows)
+    named, explained = (sum(row[what] for row in rows) for what in ("named", "explained"))
+    return f"{len(rows)} plantings: {caught} caught, {named} rightly named, {explained} with the right cause"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a fault: where it is planted, on how many jobs, how often it was caught and named, and as what."""
+    lines = ["| fault | planted in | on jobs | caught | named | as | cause |", "|---" * 7 + "|"]
+    for name in dict.fromkeys(row["fault"] for row in rows):
+        of = [row for row in rows if row["fault"] == name]
+        sizes = " and ".join(str(size) for size in sorted({row["ranks"] for row in of}))
+        counts = [sum(row["verdict"] == "differs" for row in of)]
+        counts += [sum(row[what] for row in of) for what in ("named", "explained")]
+        caught, named, explained = (f"{count}/{len(of)}" for count in counts)
+        seen = ", ".join(dict.fromkeys(str(row.get("quantity")) for row in of))
+        jobs = f"{len({row['job'] for row in of})} at {sizes} ranks"
+        lines.append(f"| {name} | `{of[0]['file']}` | {jobs} | {caught} | {named} | {seen} | {explained} |")
+    return "\n".join(lines)
+
+
+def with_table(docs: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The text `docs`, with its table and its counts made those of `rows`."""
+    faults = len({row["fault"] for row in rows})
+    docs = re.sub(r"plants \d+ faults", f"plants {faults} faults", docs)
+    docs = re.sub(r"\*\*\d+ plantings: .*?\*\*", f"**{summary(rows)}.**", docs)
+    return re.sub(r"\| fault \| planted in .*?\n(?=\n)", lambda _: markdown(rows) + "\n", docs, flags=re.DOTALL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 5])
+    parser.add_argument("--only", default="", help="faults with these words in their name")
+    parser.add_argument("--at-once", type=int, default=1, help="commands that run beside each other")
+    options = parser.parse_args()
+    with ThreadPoolExecutor(options.at_once) as pool:
+        rows = []
+        for row in pool.map(lambda planting: planted(*planting), plantings(options.ranks, options.only)):
+            rows.append(row)
+            rejected = row["verdict"] in ("differs", "failed")
+            state = "named" if row["named"] else "MISNAMED" if rejected else "MISSED"
+            values = " {:.25}, found {:.25}".format(*(str(row.get(name)) for name in ("expected", "found")))
+            print(f"{state:9} {row['ranks']} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}{values}")
+            if not row["explained"]:
+                print(f"          another cause: {row.get('cause') or row.get('reason')}")
+            sys.stdout.flush()
+    print(f"{len({row['fault'] for row in rows})} faults, {summary(rows)}")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
+        DOCS.write_text(with_table(DOCS.read_text(), rows))
+    return 0 if all(row["named"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
