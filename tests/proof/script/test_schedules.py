@@ -26,6 +26,8 @@ WARM_UP = "def get_lr(it, top=0.1):\n    if it < 10:\n        return top * (it +
         "base",
         "args.lr",
         "group['initial_lr'] * min(1, it / 10)",
+        "0.1 * world * 0.5 * (1 + math.cos(math.pi * (step - 5) / 20))",
+        "0.1 * world * 0.5 ** (epoch // 10)",
     ],
 )
 def test_a_rate_times_the_ranks_is_read_in_its_factors(rate: str) -> None:
@@ -51,6 +53,24 @@ def test_a_rate_times_the_ranks_is_read_in_its_factors(rate: str) -> None:
 def test_ranks_in_a_count_of_steps_or_rows_are_no_factor_of_the_rate(rate: str) -> None:
     text = "warmup = 10 / world\ntotal = 100 * world\neff_batch_size = args.batch_size * world\n"
     assert not RateFactors({"train.py": Source(WARM_UP + text + SETS.format(rate))}).times_ranks()
+
+
+@pytest.mark.parametrize(
+    ("function", "is_multiple"),
+    [
+        ("lambda s: world * min(1.0, (s + 1) / 6)", True),
+        ("lr_lambda=lambda s: world * 0.5 ** (s // 10)", True),
+        ("scaled", True),
+        ("lambda s: min(1.0, s * world / 600)", False),
+        ("lambda s: s * world / 600", False),
+        ("lambda s: 1 - (s * world) / total_steps", False),
+        ("lambda s: 0.9**s", False),
+    ],
+)
+def test_what_a_lambda_multiplies_the_rate_by_is_read_too(function: str, is_multiple: bool) -> None:
+    text = "def scaled(s):\n    return world_size * min(1.0, s / 6)\n"
+    factors = RateFactors({"train.py": Source(f"{text}schedule = LambdaLR(optimizer, {function})\n")})
+    assert bool(factors.times_ranks()) is is_multiple
 
 
 def test_a_share_of_a_ranks_own_loader_is_no_count_of_all_ranks() -> None:

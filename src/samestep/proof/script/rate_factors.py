@@ -53,7 +53,20 @@ class RateFactors:
             for place in self._ranks_in(file, value, {}, DEPTH)
         ]
         places += [place for file, value in made for place in self._ranks_in(file, value, {}, DEPTH)]
+        places += [place for file, value in self._multipliers() for place in self._ranks_in(file, value, {}, DEPTH)]
         return list(dict.fromkeys(places))
+
+    def _multipliers(self) -> Iterator[tuple[str, ast.expr]]:
+        """Yields what LambdaLR multiplies a rate by, but where its function's argument, which counts, is a factor."""
+        for file, source in self.sources.items():
+            for call in _parts(source.tree, ast.Call):
+                if _name(call.func) != "LambdaLR":
+                    continue
+                words = [word.value for word in call.keywords if word.arg == "lr_lambda"]
+                for value in call.args[1:2] + words:
+                    is_lambda = isinstance(value, ast.Lambda)
+                    for place, function in [(file, value)] if is_lambda else self._functions(ast.unparse(value)):
+                        yield from ((place, body) for body in _returned(function) if not _has_argument(function, body))
 
     def time_of_ranks(self) -> list[Place]:
         """Returns the lines in which the number of ranks multiplies a share of a rank's own loader, as
@@ -135,7 +148,7 @@ class RateFactors:
             yield from self._ranks_in(file, factor.args[0], given, depth)
         elif isinstance(factor, ast.Call):
             for other, function in self._functions(_name(factor.func)):
-                for value in (part.value for part in _parts(function, ast.Return) if part.value is not None):
+                for value in _returned(function):
                     yield from self._ranks_in(other, value, _given(function, factor), depth)
 
     def _functions(self, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -158,7 +171,11 @@ def _factors(value: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
 def _counts(factor: ast.expr) -> bool:
     """Whether a factor counts steps or rows, so that the product it stands in is a count, too."""
     name = factor.attr if isinstance(factor, ast.Attribute) else factor.id if isinstance(factor, ast.Name) else ""
-    is_sum = isinstance(factor, ast.BinOp) and any(map(_counts, _parts(factor, ast.Name)))
+    is_sum = (
+        isinstance(factor, ast.BinOp)
+        and not isinstance(factor.op, ast.Pow)
+        and any(map(_counts, (factor.left, factor.right)))
+    )
     is_length = isinstance(factor, ast.Call) and _name(factor.func) == "len"
     return bool(name and COUNTS.fullmatch(name) and not is_ranks(factor)) or is_sum or is_length
 
@@ -184,6 +201,19 @@ def _all_assigned(source: Source, is_target: Callable[[ast.expr], bool]) -> list
 def _parts(tree: ast.AST | None, kind: type[N]) -> Iterator[N]:
     """Yields the nodes of a kind in a tree."""
     return (node for node in (ast.walk(tree) if tree else ()) if isinstance(node, kind))
+
+
+def _returned(function: ast.AST) -> list[ast.expr]:
+    """Returns what a function or a lambda may return."""
+    if isinstance(function, ast.Lambda):
+        return [function.body]
+    return [part.value for part in _parts(function, ast.Return) if part.value is not None]
+
+
+def _has_argument(function: ast.AST, product: ast.expr) -> bool:
+    """Whether an argument of a function is a factor of a product."""
+    arguments = {argument.arg for argument in _parts(function, ast.arg)}
+    return not arguments.isdisjoint(ast.unparse(factor) for factor in _factors(product)[0])
 
 
 def _given(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr]:
