@@ -17,6 +17,7 @@ from samestep.records.results import (
     Measurement,
     OneProcess,
     Proof,
+    SecondProof,
     StepTime,
     Summary,
 )
@@ -130,6 +131,9 @@ def compared() -> CompareResults:
     )
 
 
+SECOND = SecondProof(5, "threads", "same", bitwise=True, max_difference=0.0, bound=1.2e-15)
+
+
 def proof_of(results: CompareResults) -> CompareResults:
     """What verify alone gives: the same without any measurement."""
     return replace(
@@ -138,7 +142,11 @@ def proof_of(results: CompareResults) -> CompareResults:
         repeats=None,
         warmup_steps=None,
         measured_steps=None,
-        engines=[replace(row, **vars(Measurement())) for row in results.engines],
+        proof=replace(results.proof, second_steps=4),
+        engines=[
+            replace(row, second=SECOND if row.engine == "ddp" else None, **vars(Measurement()))
+            for row in results.engines
+        ],
     )
 
 

@@ -56,7 +56,7 @@ def test_each_engine_that_ran_has_one_line(results: CompareResults, proof: Compa
         ran = [row for row in shown.engines if row.verdict != "unavailable"]
         assert len(lines) == 2 + len(ran)
         for line, row in zip(lines[2:], ran):
-            assert line.startswith(row.engine) and report.verdict_text(row).partition(":")[0] in line
+            assert line.startswith(row.engine) and verdicts.short_verdict(row) in line
 
 
 @WIDTHS

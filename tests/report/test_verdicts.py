@@ -27,6 +27,7 @@ WHERE = (
     {"step": 0, "quantity": "first gradient", "tensor": "0.weight", "rank": None},
     {"step": None, "quantity": "evaluation", "tensor": "accuracy", "rank": 0},
     {"step": None, "quantity": "names of the weights", "tensor": None, "rank": None},
+    {"step": 0, "quantity": "loss", "tensor": None, "rank": 4, "ranks": 5},
 )
 NATURE = OneProcess("no, as expected", 0.1, "dropout (2) draws another mask on each rank", "nothing needs to change")
 MISTAKE = OneProcess("no", 0.1, "the criterion is a sum over its rows, not a mean", "return the mean")

@@ -21,7 +21,7 @@ from samestep.message import message
 from samestep.records.collectives import BACKENDS, COLLECTIVES, DTYPES, find
 from samestep.records.inspection import Values
 
-PROCESSES = "processes"
+PROCESSES, NONE = "processes", "none"
 Target = str | Path | Callable[..., Any]
 
 Job = Annotated[
@@ -147,13 +147,19 @@ class VerifyOptions(ProofOptions):
 
     resume: interrupt each training of the proof, and continue it in a second launch from its checkpoint, on
     resume_nproc ranks of resume_engine; each of these options asks for it. ranks_as: 'processes', or 'threads' of one
-    process. quick: compare the first gradient and SGD's steps alone.
+    process. quick: compare the first gradient and SGD's steps alone. also: another number of ranks that is proven, too;
+    None: a small prime, but with quick or resume none; 'none'.
     """
 
     _: KW_ONLY
     ranks_as: Annotated[
         str, Option("--as", metavar="processes|threads", help="What the ranks are; 64 threads fit on two cores.")
     ] = PROCESSES
+    also: Annotated[
+        int | str | None,
+        Typed(str, "", lambda text, _: int(text) if text.isdecimal() else text or None, words="a number, or 'none'"),
+        Option(metavar="N|none", help="Another number of ranks that is proven, too; by default 5, or another prime."),
+    ] = None
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
     ] = False
@@ -170,7 +176,25 @@ class VerifyOptions(ProofOptions):
         """Returns the setup. job: as workers load it."""
         resumes = self.resume or self.resume_nproc is not None or self.resume_engine
         resume = Resume(self.resume_nproc, self.resume_engine) if resumes else None
-        return replace(super().setup(job), resume=resume, as_threads=self._as_threads(bool(resumes)), quick=self.quick)
+        setup = replace(super().setup(job), resume=resume, quick=self.quick, also=self._second_size(bool(resumes)))
+        return replace(setup, as_threads=self._as_threads(bool(resumes)))
+
+    def _second_size(self, resumes: bool) -> int | None:
+        """Returns Setup.also. Raises UserError for another word than a number and 'none', and for what goes without."""
+        if self.also == NONE:
+            return 0
+        several = self.machines.nnodes not in (None, 1) or self.machines.hosts
+        if self.also is None:
+            return 0 if self.quick or resumes or several else None
+        if isinstance(self.also, str) or self.also == self.nproc:
+            is_first = self.also == self.nproc
+            hint = message("second_size_is_the_first") if is_first else nearest_name(str(self.also), [NONE])
+            raise UserError(message("option_has_no_such_value", flag="--also", value=self.also, hint=hint))
+        if option := next((flag for flag, given in {"--resume": resumes, "--nnodes": several}.items() if given), None):
+            raise UserError(message("second_size_does_not_go_with", option=option))
+        if self.also == 0:
+            raise UserError(message("rank_number_too_small", flag="--also", ranks=0))
+        return self.also
 
     def _as_threads(self, resumes: bool) -> bool:
         """Whether the ranks are threads. Raises UserError for another word than the two, and for what threads lack."""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.command_options import ProofOptions
-from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of
+from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, with_second
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import is_first, refuse_under_launcher
-from samestep.commands.needs import check_needs, need_of, room_in
+from samestep.commands.needs import check_needs, need_of, refuse_large_second_size, room_in
 from samestep.commands.progress import Launches, TimeLeft
 from samestep.commands.results_folder import package_digest, recorded, results_folder, shared_folder, words_of
 from samestep.commands.setup import Setup
@@ -28,9 +28,16 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, THREADS, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
 from samestep.message import message
-from samestep.proof.judge import judge
+from samestep.proof.judge import judge, judge_second_size
 from samestep.proof.one_process import not_one_process, same_as_one
-from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
+from samestep.proof.plan import (
+    interrupted,
+    neutral_layouts,
+    plain_layout,
+    second_layout,
+    second_steps,
+    second_trainings,
+)
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
@@ -87,9 +94,10 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     rendezvous_address.check_port(inspected.machines)
     rows = rows_of(inspected, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
-    total = 1 + len(planned) * max(1, setup.rounds)
     if planned and not Record(folder / "reference").complete(1):
         check_needs(need_of(inspected, planned), room_in(folder), inspected.inspection.devices[0])
+        refuse_large_second_size(inspected, planned, room_in(folder))
+    total = 1 + len(planned) * max(1, setup.rounds) + sum(row.second is not None for row in planned)
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = None
@@ -103,6 +111,10 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
             if row.open and reference:
                 _launch(inspected, row, number, folder, reference, _phase_callback(show, row, done, total))
             done += 1
+            if number == 0 and row.second and reference:
+                if row.open:
+                    _launch_second(inspected, row, folder, reference, _phase_callback(show, row, done, total))
+                done += 1
             show(row.name, done, total)
     return replace(_results(inspected, rows, reference, began), same_as_one_process=answer)
 
@@ -126,6 +138,10 @@ def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_ph
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
         row.own_dtype_number = layouts.index(in_own_dtype) if in_own_dtype else None
+    for second in (row.second for row in rows if row.second and row.second.verdict is None):
+        layout = second_layout(second.facts, inspected.job)
+        layouts += [layout] if layout not in layouts else []
+        second.number = layouts.index(layout)
     if LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
         layouts.append(plain_layout())
     return _play(inspected, folder, "reference", tuple(layouts), show_phase)
@@ -154,7 +170,11 @@ def _one_process(
 ) -> OneProcess | None:
     """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
     the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
-    played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
+    played = [
+        Expectation(reference, number)
+        for number, layout in enumerate(reference.ranks[0].layouts)
+        if layout.layout.replicas in (1, inspected.size)
+    ]
     one_replica = next((expectation for expectation in played if expectation.facts.layout.replicas == 1), None)
     several_replicas = next((expectation for expectation in played if expectation.facts.layout.replicas > 1), None)
     if one_replica is None or several_replicas is None:
@@ -199,6 +219,53 @@ def _launch(
         row.launches.append(record)
         if number == 0:
             row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
+
+
+def _launch_second(inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
+    """Proves a row on the second number of ranks, too. What threads show is confirmed by processes: a fault that only
+    they have is none of the training's."""
+    second, setup = row.second, inspected.setup
+    assert second and row.verdict and row.facts.numerics
+    if second.verdict is None:
+        second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
+    if second.verdict.verdict in ("differs", "failed") and second.launcher == THREADS and not setup.as_threads:
+        second.launcher = row.launcher
+        second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
+    row.verdict = with_second(row)
+
+
+def _second_verdict(
+    inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase
+) -> Verdict:
+    """Returns the verdict of a launch on the second number of ranks."""
+    second, setup = row.second, inspected.setup
+    assert second and row.facts.numerics
+    loop, inexact = Expectation(reference, second.number), row.facts.numerics.lossy
+    if loop.facts.not_played:
+        why = next(iter(loop.facts.not_played.values()))
+        return Verdict("refused", reason=message("reference_not_played", why=why))
+    subset = second_layout(second.facts, inspected.job).subset
+    assert subset
+    launch_folder = folder / "launches" / f"{row.engine}-{second.launcher}-{subset.replicas}-ranks"
+    plan = Plan(
+        str(launch_folder),
+        time.time(),
+        setup.job,
+        setup.settings,
+        row.engine,
+        second.facts.settings,
+        trainings=second_trainings(second.facts, loop, subset),
+        threads=setup.machines.planned_threads,
+        nproc=subset.replicas,
+        proof_threads=setup.machines.threads or 1,
+    )
+    try:
+        record = _start(inspected, folder, second.launcher, second.facts, plan=plan, show_phase=show_phase)
+    except Refused as error:
+        return Verdict("refused", reason=error.message)
+    except (UserError, TrainingFailed) as error:
+        return Verdict("failed", reason=error.message)
+    return _judged(record.folder, lambda: judge_second_size(loop, record, inexact=inexact))
 
 
 def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:
@@ -313,6 +380,8 @@ def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | Non
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     of_step = job.proof_rows or job.global_batch
     proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick)
+    if any(row.second for row in rows):
+        proof = replace(proof, second_steps=second_steps(job))
     if references:
         facts = references[0].facts
         proof = replace(proof, dtype=facts.dtype, float64_failed=facts.float64_failed)

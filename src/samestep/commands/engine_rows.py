@@ -15,7 +15,17 @@ from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_l
 from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
-from samestep.records.results import ContinuedBy, EngineResult, Verdict
+from samestep.records.results import ContinuedBy, EngineResult, SecondProof, Verdict
+
+
+@dataclass
+class SecondRow:
+    """A row's engine on the second number of ranks. number: the index of the reference's layout that proves it."""
+
+    launcher: str
+    facts: EngineFacts
+    number: int = -1
+    verdict: Verdict | None = None  # None: no verdict yet
 
 
 @dataclass
@@ -31,6 +41,7 @@ class Row:
     own_dtype_number: int | None = None  # of the layout in the job's own dtype, where they are exact
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
+    second: SecondRow | None = None
 
     @property
     def engine(self) -> str:
@@ -66,8 +77,11 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
         for name in dict.fromkeys(chosen)
         for launcher in _launchers(inspected, known[name], forks)
     ]
-    for row in rows if setup.resume else ():
-        _add_continuation(inspected, row, forks)
+    for row in rows:
+        if setup.resume:
+            _add_continuation(inspected, row, forks)
+        elif row.verdict is None:
+            _add_second_size(inspected, row)
     used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
     if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
         starts = [
@@ -97,6 +111,22 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
         )
     if row.verdict is None and (why := why_not_continued_by(row.facts, continuation)):
         row.verdict = Verdict("refused", reason=why)
+
+
+def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
+    """Gives a row its engine on the second number of ranks, and a verdict where that cannot be launched there."""
+    facts = next((facts for facts in inspected.inspection.second_engines if facts.name == row.engine), None)
+    second = inspected.job.second
+    if second is None or facts is None or not facts.available or facts.layout == row.facts.layout:
+        return  # an engine of one process has the same layout on all numbers of ranks
+    by_threads = _why_no_threads(facts) is None and facts.no_threads is None
+    row.second = SecondRow(launch.THREADS if by_threads else row.launcher, facts)
+    job = replace(inspected.job, varying_calls=second.varying_calls)
+    why = refusal(facts, job)
+    if not by_threads and facts.devices[0] != "cpu" and second.ranks > len(facts.devices):
+        why = message("too_few_gpus", flag="--also", ranks=second.ranks, gpus=len(facts.devices))
+    if why:
+        row.second.verdict = Verdict("refused", reason=why)
 
 
 def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> Message | None:
@@ -217,4 +247,35 @@ def result_of(row: Row) -> EngineResult:
         settings=facts.chosen,
         install=facts.install if absent else None,
         continued_by=ContinuedBy(then.name, then.replicas) if then else None,
+        second=_second_proof(row.second) if row.second and row.second.verdict else None,
     ).with_verdict(row.verdict)
+
+
+def _second_proof(second: SecondRow) -> SecondProof:
+    """Returns the result on the second number of ranks, of which there is a verdict."""
+    assert second.verdict is not None
+    found = second.verdict
+    return SecondProof(
+        second.facts.replicas,
+        "threads" if second.launcher == launch.THREADS else "processes",
+        found.verdict,
+        bitwise=found.bitwise,
+        max_difference=found.max_difference,
+        bound=found.bound,
+        reason=found.reason,
+    )
+
+
+def with_second(row: Row) -> Verdict:
+    """Returns a proven row's verdict with what its second number of ranks has shown."""
+    assert row.verdict and row.second and row.second.verdict
+    found, ranks = row.second.verdict, row.second.facts.replicas
+    if found.verdict == "differs":
+        return replace(row.verdict, verdict="differs", bitwise=False, first_divergence=found.first_divergence)
+    if found.verdict == "failed":
+        why = message("on_second_number_of_ranks", ranks=ranks, why=found.reason)
+        return replace(row.verdict, verdict="failed", bitwise=False, reason=why)
+    if found.verdict in ("refused", "unavailable"):
+        note = message("not_proven_on_second_number_of_ranks", ranks=ranks, why=found.reason)
+        return replace(row.verdict, notes=(*row.verdict.notes, note))
+    return row.verdict

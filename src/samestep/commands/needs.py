@@ -13,6 +13,7 @@ from samestep.commands.engine_rows import Row, layouts_of
 from samestep.commands.inspected_setup import InspectedSetup
 from samestep.errors import UserError, say
 from samestep.message import message
+from samestep.records.results import Verdict
 from samestep.world import resources
 
 # Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
@@ -66,6 +67,19 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
     disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
     return Need(max(reference, trained), disk, seconds)
+
+
+def refuse_large_second_size(inspected: InspectedSetup, rows: list[Row], room: Room) -> None:
+    """Gives a verdict to rows that this machine's memory does not hold on their second number of ranks."""
+    second, job = inspected.job.second, inspected.job
+    if second is None or inspected.inspection.devices[0] != "cpu":
+        return
+    activations = WIDER * job.row_bytes * -(-(second.proof_rows or job.global_batch) // second.ranks)
+    memory = second.ranks * (PROCESS + OF_RANK * job.parameters + activations)
+    for row in rows:
+        if row.second and memory > max(PLENTY, room.free_memory):
+            why = message("second_size_needs_memory", memory_gb=memory / 1e9, free_gb=room.free_memory / 1e9)
+            row.second.verdict = row.second.verdict or Verdict("refused", reason=why)
 
 
 def room_in(folder: Path) -> Room:

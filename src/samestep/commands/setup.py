@@ -39,7 +39,8 @@ class Setup:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
     never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
-    not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone.
+    not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone. also: the
+    second number of ranks; None: to be chosen; 0: there is none.
     """
 
     job: str = "digits"
@@ -59,11 +60,13 @@ class Setup:
     resume: Resume | None = None
     as_threads: bool = False
     quick: bool = False
+    also: int | None = 0
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         cores = os.cpu_count() or 1
-        for flag, nproc in (("--nproc", self.nproc), ("--resume-nproc", self.resume.nproc if self.resume else None)):
+        resumed, also = self.resume.nproc if self.resume else None, self.also or None  # 0: none is asked for
+        for flag, nproc in (("--nproc", self.nproc), ("--resume-nproc", resumed), ("--also", also)):
             if nproc is not None and nproc < 1:
                 raise UserError(message("rank_number_too_small", flag=flag, ranks=nproc))
             if nproc is not None and nproc > 64 * cores:

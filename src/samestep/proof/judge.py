@@ -41,15 +41,8 @@ def judge(
     exact one, the reference in the job's own dtype.
     """
     comparison = Comparison(loop, record, inexact=numerics is not None)
-    for training in loop.facts.trainings:
-        divergence = next(comparison.divergences(training), None)
-        if divergence:
-            return _verdict(comparison, "differs", first_divergence=divergence)
-    if not comparison.compared:
-        example = next(name for names in comparison.ill_conditioned.values() for name in names)
-        return _verdict(comparison, "refused", reason=message("rounding_moves_every_tensor", tensor=example))
-    if comparison.reach.get("sgd", 2) < 2:
-        return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
+    if verdict := _of_loop(comparison):
+        return verdict
     if numerics is None:
         return _in_own_dtype(comparison, in_own_dtype, record)
     divergence, inexactness = compare_numerics(numerics, record)
@@ -59,6 +52,30 @@ def judge(
     if inexactness.skipped_steps >= len(loop.of("sgd").rates):
         return _verdict(comparison, "refused", reason=message("every_step_skipped"))
     return _verdict(comparison, "approximate", numerics=inexactness)
+
+
+def judge_second_size(loop: Expectation, record: Record, *, inexact: bool) -> Verdict:
+    """Compares an engine's record on a second number of ranks with the reference of its layout there: its loop alone.
+
+    inexact: whether the engine is inexact by design.
+    """
+    comparison = Comparison(loop, record, inexact=inexact)
+    verdict = _of_loop(comparison) or _verdict(comparison, "same")
+    divergence = verdict.first_divergence
+    return replace(verdict, first_divergence=divergence and replace(divergence, ranks=len(record.ranks)))
+
+
+def _of_loop(comparison: Comparison) -> Verdict | None:
+    """Compares all trainings. Returns the verdict where they differ, or cannot be compared; None where they agree."""
+    for training in comparison.expectation.facts.trainings:
+        if divergence := next(comparison.divergences(training), None):
+            return _verdict(comparison, "differs", first_divergence=divergence)
+    if not comparison.compared:
+        example = next(name for names in comparison.ill_conditioned.values() for name in names)
+        return _verdict(comparison, "refused", reason=message("rounding_moves_every_tensor", tensor=example))
+    if comparison.reach.get("sgd", 2) < 2:
+        return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
+    return None
 
 
 def _in_own_dtype(proven: Comparison, in_own_dtype: Expectation | None, record: Record) -> Verdict:

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
-from samestep.records.inspection import EngineFacts
-from samestep.records.plan import INTERRUPTED, OWN_DTYPE, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
+from samestep.records.inspection import EngineFacts, JobFacts
+from samestep.records.plan import INTERRUPTED, OWN_DTYPE, ContinuedLayout, Interrupted, LayoutPlan, ProveTask, Subset
 from samestep.records.record import ReferenceLayoutRecord
 
-QUICK = ("gradient", "sgd")  # the trainings of a quick proof
+QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
+SECOND_STEPS = 4  # there: a whole batch and an uneven one, in two epochs
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
 AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype
@@ -80,6 +81,24 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
     if numerics.lossy or loop.rounds_to or loop.dtype != "float64":
         return None
     return replace(loop, dtype=OWN_DTYPE, trainings=INEXACT)
+
+
+def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
+    """The layout that an engine is compared with on the second number of ranks. facts: of the engine there."""
+    assert job.second
+    subset = Subset(second_steps(job), job.second.ranks, rows=job.second.proof_rows)
+    return replace(loop_layout(facts), trainings=QUICK, subset=subset)
+
+
+def second_steps(job: JobFacts) -> int:
+    """How many steps of SGD are compared on the second number of ranks."""
+    return min(job.proof_steps, SECOND_STEPS * max(1, len(job.phases)))
+
+
+def second_trainings(facts: EngineFacts, loop: Expectation, subset: Subset) -> tuple[ProveTask, ...]:
+    """The trainings of an engine's proof on the second number of ranks: those of its loop."""
+    planned = trainings(facts, loop, subset.steps, subset.replicas, subset.rows)
+    return tuple(training for training in planned if training.name in QUICK)
 
 
 def trainings(

@@ -20,7 +20,7 @@ class Question:
 
     job: its name or path; None: about the engines alone. settings: texts of --set. device: as --device gives it.
     replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU. least: the fewest machines, where some may
-    leave; 0: all stay.
+    leave; 0: all stay. also: the second number of ranks; None: to be chosen; 0: there is none.
     steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
     engine_settings: texts of --set-engine, which these engines must have.
     """
@@ -34,6 +34,7 @@ class Question:
     steps: int | None = None
     engines: tuple[str, ...] = ()
     engine_settings: Mapping[str, str] = field(default_factory=dict)
+    also: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,15 @@ class VaryingCalls:
 
 
 @dataclass(frozen=True)
+class SecondSize:
+    """The second number of ranks for which engines are proven. proof_rows, varying_calls: as of JobFacts."""
+
+    ranks: int
+    proof_rows: int
+    varying_calls: Mapping[str, VaryingCalls]
+
+
+@dataclass(frozen=True)
 class JobFacts:
     """A job's sizes, and what its layers refuse.
 
@@ -103,7 +113,7 @@ class JobFacts:
     phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
     optimizer's step demands one, as LBFGS's does. evaluation_draws: what draws random numbers in an evaluation:
     'dataset', 'collate', 'model'. varying_calls: engine -> a module that its ranks gather at each of its calls, whose
-    number differs from batch to batch.
+    number differs from batch to batch. second: of the second number of ranks; None where there is none.
     """
 
     settings: Mapping[str, str]
@@ -141,17 +151,20 @@ class JobFacts:
     needs_closure: bool = False
     evaluation_draws: tuple[str, ...] = ()
     varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
+    second: SecondSize | None = None
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The answer to a Question. devices: of this machine. replicas: on all machines."""
+    """The answer to a Question. devices: of this machine. replicas: on all machines. second_engines: the engines on the
+    second number of ranks."""
 
     devices: tuple[str, ...]
     machine: MachineFacts
     replicas: int
     engines: tuple[EngineFacts, ...]
     job: JobFacts | None = None
+    second_engines: tuple[EngineFacts, ...] = ()
 
     def engine(self, name: str) -> EngineFacts | None:
         return next((facts for facts in self.engines if facts.name == name), None)

@@ -146,6 +146,25 @@ class ContinuedLayout:
 
 
 @dataclass(frozen=True)
+class Subset:
+    """The part of the job that trainings take: as many steps, of so many rows, cut for so many replicas; as of
+    ReferencePlan."""
+
+    steps: int
+    replicas: int
+    rows: int = 0
+
+
+def second_size(ranks: int, global_batch: int) -> int:
+    """Returns the second number of ranks for which a job is proven that has `ranks`; 0 where it has too few rows.
+
+    Five show what two and three hide, such as a mean over 2 or a fault of the ranks above 3. A number that divides the
+    first one would hide what that one hides.
+    """
+    return next((size for size in (5, 3, 7, 2) if size <= global_batch and ranks % size), 0)
+
+
+@dataclass(frozen=True)
 class LayoutPlan:
     """A layout that the reference plays, and its rounding.
 
@@ -153,7 +172,7 @@ class LayoutPlan:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
     neutral: without random numbers and batch statistics. compared: compared with the other layouts only, with no
     engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
-    the same.
+    the same. subset: what its trainings take; None: the plan's. That of a second number of ranks has its own.
     """
 
     replicas: int = 1
@@ -167,6 +186,7 @@ class LayoutPlan:
     compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
     then: ContinuedLayout | None = None
+    subset: Subset | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +209,10 @@ class ReferencePlan:
     rows: int = 0
     noise_runs: int = 2
     threads: int = 1
+
+    def subset_of(self, layout: LayoutPlan) -> Subset:
+        """What a layout's trainings take."""
+        return layout.subset or Subset(self.steps, self.replicas, self.rows)
 
 
 INTERRUPTED = ("sgd", "user")  # of the proof's trainings; 'gradient' has one step

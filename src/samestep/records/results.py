@@ -22,7 +22,8 @@ PROVEN: tuple[VerdictWord, ...] = ("same", "approximate")  # the verdicts with w
 class Divergence:
     """The first difference between two trainings. training: of the proof. step: counted from 0 over all epochs.
 
-    expected: the reference's value. found: the engine's. Both are short enough to show, and never None.
+    expected: the reference's value. found: the engine's. Both are short enough to show, and never None. ranks: the
+    second number of ranks, where it is this one that differs.
     """
 
     training: str
@@ -33,6 +34,7 @@ class Divergence:
     expected: Any
     found: Any
     cause: Message | None = None
+    ranks: int | None = None
 
     @property
     def order(self) -> int:
@@ -141,12 +143,29 @@ class ContinuedBy:
 
 
 @dataclass(frozen=True)
+class SecondProof:
+    """What the proof on the second number of ranks has found, whose bound and difference are as of Verdict.
+
+    ranks_as: 'threads' of one process, or 'processes'. reason: why nothing was proven.
+    """
+
+    ranks: int
+    ranks_as: Literal["threads", "processes"]
+    verdict: VerdictWord
+    bitwise: bool = False
+    max_difference: float | None = None
+    bound: float | None = None
+    reason: Message | None = None
+
+
+@dataclass(frozen=True)
 class EngineResult(Measurement, Verdict):
     """A row of the table: an engine under a launcher, its verdict, and what was measured.
 
     settings: those that --set-engine has changed. replicas: None for an engine that cannot be imported. install: the
     command that installs an engine that is missing; else None. continued_by: who has continued its trainings, where the
-    proof interrupted them; else None.
+    proof interrupted them; else None. second: on the second number of ranks; None where none was asked for, and where
+    the first one says enough: it is one process, or not proven.
     """
 
     engine: str = ""
@@ -155,6 +174,7 @@ class EngineResult(Measurement, Verdict):
     replicas: int | None = None
     install: str | None = None
     continued_by: ContinuedBy | None = None
+    second: SecondProof | None = None
 
     def with_verdict(self, verdict: Verdict) -> EngineResult:
         """Returns the row with what the proof has found."""
@@ -189,13 +209,14 @@ class EngineResult(Measurement, Verdict):
 class Proof:
     """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64. rows: of
     each step; fewer than the job's where a step of the whole batch would take too long. quick: whether it had the first
-    gradient and SGD's steps alone."""
+    gradient and SGD's steps alone, as it has on the second number of ranks, over second_steps."""
 
     steps: int
     dtype: str
     float64_failed: str | None = None
     rows: int = 0
     quick: bool = False
+    second_steps: int = 0
 
 
 @dataclass(frozen=True)

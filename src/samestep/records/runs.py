@@ -37,6 +37,7 @@ class ResultsIdentity:
     threads: of each rank; 0: the machine's cores divided by its ranks. training: the options of a training, of an
     evaluation or of collectives, in words. resume: who continues the trainings of an interrupted proof, in words.
     as_threads: whether the ranks are threads of one process. quick: whether the proof is the short one.
+    also: the second number of ranks; 0: there is none.
     """
 
     command: str
@@ -61,6 +62,7 @@ class ResultsIdentity:
     resume: str = ""
     as_threads: bool = False
     quick: bool = False
+    also: int = 0
 
     def differences(self, identity: ResultsIdentity) -> list[str]:
         """Returns the names of the fields in which `other` differs."""

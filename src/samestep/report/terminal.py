@@ -22,7 +22,7 @@ from samestep.errors import LONGEST_MESSAGE, printable
 from samestep.records.results import CompareResults, EngineResult
 from samestep.report import columns, numbers
 from samestep.report.columns import Column
-from samestep.report.verdicts import comparable_rows, label, short_verdict, title
+from samestep.report.verdicts import comparable_rows, label, ranks_of, short_verdict, title
 
 
 def cell(text: str, style: str | Style = "") -> Text:
@@ -68,6 +68,7 @@ ENGINE = Column("engine", title)
 ENGINE_AND_LAUNCHER = Column("engine", label)  # where an engine has several rows
 LAUNCHER = Column("launcher", lambda row: row.launcher, 6)
 VERDICT = Column("verdict", short_verdict)
+RANKS = Column("ranks", ranks_of, 4)
 DIFFERENCE = Column("max diff.", lambda row: numbers.difference(row.max_difference), 3)
 
 
@@ -79,7 +80,8 @@ class TerminalTable:
         self.compared = comparable_rows(results)
         several = len({title(row) for row in self.rows}) < len(self.rows)
         names = [ENGINE_AND_LAUNCHER] if several else [ENGINE, LAUNCHER]
-        self.columns = [*names, VERDICT, DIFFERENCE, *(columns.IN_TERMINAL if results.measured else ())]
+        ranks = [RANKS] if any(row.second for row in self.rows) else []
+        self.columns = [*names, VERDICT, *ranks, DIFFERENCE, *(columns.IN_TERMINAL if results.measured else ())]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MOST)
@@ -121,4 +123,4 @@ class TerminalTable:
             return cell(column.cell(row), STYLES[row.verdict])
         if column in columns.IN_TERMINAL and row not in self.compared:
             return Text(numbers.MISSING, style="dim")
-        return cell(column.cell(row), "dim" if column in (LAUNCHER, DIFFERENCE) else "")
+        return cell(column.cell(row), "dim" if column in (LAUNCHER, RANKS, DIFFERENCE) else "")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from samestep.message import Message, as_said, message
-from samestep.records.results import CompareResults, Divergence, EngineResult, Inexactness, Proof, Summary
+from samestep.records.results import CompareResults, Divergence, EngineResult, Inexactness, SecondProof, Summary
 from samestep.report.language import text
 from samestep.report.numbers import MISSING, amount, difference, factor
 
@@ -93,8 +93,19 @@ def verdict(row: EngineResult) -> Message:
     """'same step (bitwise)', 'approximate', 'differs at step 3: loss of rank 1', 'failed', 'refused', 'unavailable'."""
     divergence = row.first_divergence
     if row.verdict == "differs" and divergence is not None:
-        return message("differs_in", step=divergence.step, what=place(divergence))
+        return message("differs_in", ranks=divergence.ranks, step=divergence.step, what=place(divergence))
+    if second := proven_second(row):
+        return message("verdict_on_two_sizes", verdict=_word(row), ranks=row.replicas, second=second.ranks)
+    return _word(row)
+
+
+def _word(row: EngineResult) -> Message:
     return message("verdict_same_bitwise") if row.bitwise else Message(VERDICTS[row.verdict])
+
+
+def proven_second(row: EngineResult) -> SecondProof | None:
+    """The second number of ranks on which a proven row is proven, too; None for one without."""
+    return row.second if row.proven and row.second and row.second.verdict == "same" else None
 
 
 def verdict_text(row: EngineResult) -> str:
@@ -105,8 +116,16 @@ def verdict_text(row: EngineResult) -> str:
 def short_verdict(row: EngineResult) -> str:
     """The verdict in a few words: 'differs at step 3'."""
     if row.verdict == "differs" and row.first_divergence is not None:
-        return text(message("differs_at_step", step=row.first_divergence.step))
-    return verdict_text(row)
+        return text(message("differs_at_step", ranks=row.first_divergence.ranks, step=row.first_divergence.step))
+    return text(_word(row))
+
+
+def ranks_of(row: EngineResult) -> str:
+    """'2, 5': the numbers of ranks on which a row is proven."""
+    second = proven_second(row)
+    return (
+        ", ".join(str(ranks) for ranks in (row.replicas, second and second.ranks) if ranks) if row.proven else MISSING
+    )
 
 
 def place(divergence: Divergence) -> Message:
@@ -199,21 +218,32 @@ def _proofs(rows: Sequence[EngineResult]) -> Iterator[Message]:
     """Yields a clause or two for each number of replicas. One process is named only where nothing else was proven."""
     proven = [row for row in rows if row.proven]
     proven = [row for row in proven if row.replicas != 1] or proven
-    for replicas in dict.fromkeys(row.replicas for row in proven):
+    for sizes in dict.fromkeys(map(_sizes, proven)):
+        replicas, second = sizes
         process = message("one_process") if replicas == 1 else message("one_process_playing", ranks=replicas)
-        same = [row for row in proven if row.replicas == replicas and row.verdict == "same"]
-        close = [row for row in proven if row.replicas == replicas and row.verdict == "approximate"]
-        bitwise = [row for row in same if row.bitwise]
+        same = [row for row in proven if _sizes(row) == sizes and row.verdict == "same"]
+        close = [row for row in proven if _sizes(row) == sizes and row.verdict == "approximate"]
+        bitwise = [row for row in same if row.bitwise and (row.second is None or not second or row.second.bitwise)]
         if same:
             how = message("bit_for_bit" if bitwise == same else "up_to_rounding")
             if bitwise and bitwise != same:
                 how = message("some_bit_for_bit", engines=titles(bitwise, rows))
             engines = titles(same, rows)
-            yield message("engines_take_same_step", engines=engines, n=_count(same), process=process, how=how)
+            if second:
+                fields = {"ranks": replicas, "second": second}
+                yield message("engines_take_same_step_on_two_sizes", engines=engines, n=_count(same), how=how, **fields)
+            else:
+                yield message("engines_take_same_step", engines=engines, n=_count(same), process=process, how=how)
         if close and same:
             yield message("engines_approximate_it", engines=titles(close, rows), n=_count(close))
         elif close:
             yield message("engines_approximate_step", engines=titles(close, rows), n=_count(close), process=process)
+
+
+def _sizes(row: EngineResult) -> tuple[int | None, int]:
+    """The replicas of a row, and the second number of ranks on which it is proven; 0 where there is none."""
+    second = proven_second(row)
+    return row.replicas, second.ranks if second else 0
 
 
 def _fastest(compared: Sequence[EngineResult], rows: Sequence[EngineResult]) -> Iterator[Message]:
@@ -270,7 +300,7 @@ def conditions(results: CompareResults) -> list[str]:
             why=proof.float64_failed,
         ),
     ]
-    said += left_out(proof)
+    said += left_out(results)
     if any(row.continued_by for row in results.engines):
         said.append(message("trainings_were_interrupted"))
     if results.measured:
@@ -290,9 +320,20 @@ def conditions(results: CompareResults) -> list[str]:
     return _sentences(said)
 
 
-def left_out(proof: Proof) -> list[Message]:
-    """Returns what a quick proof did not look at."""
-    return [message("quick_proof_leaves_out")] if proof.quick else []
+def left_out(results: CompareResults) -> list[Message]:
+    """Returns what was compared on the second number of ranks, and what of the proof was left out."""
+    seconds = [second for row in results.engines if (second := row.second) and second.verdict != "refused"]
+    said: list[Message] = []
+    for ranks, ranks_as in dict.fromkeys((second.ranks, second.ranks_as) for second in seconds):
+        how = message("ranks_as_threads" if ranks_as == "threads" else "ranks_as_processes")
+        said.append(message("second_size_compared", ranks=ranks, how=how, steps=results.proof.second_steps))
+    if results.proof.quick:
+        return [*said, message("quick_proof_leaves_out")]
+    rows = [row for row in results.engines if row.proven]
+    if not said and results.world_size > 1 and any(row.replicas == results.world_size for row in rows):
+        option = None if results.measured or any(row.continued_by for row in rows) else "--also"
+        said.append(message("one_number_of_ranks_compared", option=option))
+    return said
 
 
 def fewer_rows(results: CompareResults) -> Message | None:
@@ -385,7 +426,7 @@ def footer(results: CompareResults) -> list[str]:
         said.append(
             message("meaning_of_speed", launches=results.repeats, steps=results.measured_steps, dtype=results.dtype)
         )
-    lines = [*one_process(results), *_sentences([*left_out(proof), *said]), *problems(results)]
+    lines = [*one_process(results), *_sentences([*left_out(results), *said]), *problems(results)]
     lines += _sentences(
         message("note_on_engine", engine=label(row), note=note)
         for row in results.engines

@@ -17,6 +17,7 @@ from samestep.records.inspection import (
     ANSWER,
     MISTAKE,
     EjectQuestion,
+    EngineFacts,
     Inspection,
     Mistake,
     Question,
@@ -73,8 +74,12 @@ def _inspection(question: Question) -> Inspection:
             check=check,
             fewer=fewer,
             units=units,
+            also=question.also,
         )
-    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job)
+    second: list[EngineFacts] = []
+    if job and job.second:
+        second = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job, second_engines=tuple(second))
 
 
 def _script(question: EjectQuestion) -> Script:

@@ -125,6 +125,8 @@ class ReferencePlayer:
         if planned.dtype == OWN_DTYPE:
             return self._played_in_own_dtype(number, planned)
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
+        if planned.subset:
+            return self._played_at_second_size(number, planned, dtype)
         self.neutral = reference.Neutral() if planned.neutral else None
         try:
             trainings = self._trainings(number, planned, dtype)
@@ -148,6 +150,19 @@ class ReferencePlayer:
         except Exception as error:
             trainings = Trainings({}, {OWN_DTYPE: line_of(error)})
         return self._record(number, planned, self._own_dtype, trainings)
+
+    def _played_at_second_size(self, number: int, planned: LayoutPlan, dtype: str) -> ReferenceLayoutRecord:
+        """Plays a layout of a second number of ranks, at a learning rate of its own. The record has the reason where it
+        cannot be played, because what is proven of the first number holds without it."""
+        self.neutral = None
+        rate, self.sgd_lr = self.sgd_lr, None
+        try:
+            trainings = self._trainings(number, planned, dtype)
+        except Exception as error:
+            trainings = Trainings({}, {name: line_of(error) for name in planned.trainings})
+        record = self._record(number, planned, dtype, trainings)
+        self.sgd_lr = rate
+        return record
 
     @cached_property
     def _own_dtype(self) -> str:
@@ -185,7 +200,7 @@ class ReferencePlayer:
         single = next((layout for layout in layouts if layout.layout.replicas == 1 and "sgd" in layout.trainings), None)
         return [
             self._from(single, layout)
-            if single and layout.layout.replicas > 1 and planned.dtype != OWN_DTYPE
+            if single and layout.layout.replicas > 1 and planned.dtype != OWN_DTYPE and not planned.subset
             else layout
             for planned, layout in zip(self.plan.layouts, layouts, strict=True)
         ]
@@ -207,7 +222,8 @@ class ReferencePlayer:
         for name in planned.trainings:
             self.progress.begin(name, planned)
             rate = self.sgd_lr or SGD_LR
-            training = ProveTask(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
+            subset = self.plan.subset_of(planned)
+            training = ProveTask(name, subset.steps, dtype, subset.replicas, rate, rows=subset.rows)
             near = f"{number}.gradient" if "gradient" in trainings.played else ""
             try:
                 trainings.played[name] = self._training(number, planned, training, near)
@@ -231,7 +247,7 @@ class ReferencePlayer:
             with self._slower_where_it_explodes(training):
                 base = self._play(training, planned)
         small = proof_job(self.job, training)
-        if name == "gradient" and training.dtype != OWN_DTYPE:
+        if name == "gradient" and training.dtype != OWN_DTYPE and not planned.subset:
             check_repeats(base, self._play(training, planned), self.world.device)
         facts, start = self._facts(small, training.dtype)
         plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
@@ -451,7 +467,7 @@ def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
     bound is then that of the replicas' rounding alone, which is never wider."""
     if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
         return 0
-    return 1 if layout.neutral else plan.noise_runs
+    return 1 if layout.neutral or layout.subset else plan.noise_runs
 
 
 class StepsPlayed:
@@ -464,13 +480,9 @@ class StepsPlayed:
 
     def planned(self, layout: LayoutPlan) -> int:
         """The steps of one layout's trainings."""
-        again = {"gradient": 1}  # to check that it is deterministic
-        times = 1 + noise_runs(self.plan, layout)
-        return sum((times + again.get(name, 0)) * self.steps(name) for name in layout.trainings)
-
-    def steps(self, training: str) -> int:
-        """The steps of a training, about as many as it will have."""
-        return 1 if training == "gradient" else self.plan.steps
+        again = {"gradient": 0 if layout.subset else 1}  # to check that it is deterministic
+        times, steps = 1 + noise_runs(self.plan, layout), self.plan.subset_of(layout).steps
+        return sum((times + again.get(name, 0)) * (1 if name == "gradient" else steps) for name in layout.trainings)
 
     def begin(self, training: str, layout: LayoutPlan) -> None:
         """Begins to play a training of a layout."""

@@ -137,7 +137,8 @@ def subset_length(
 
 
 def evaluated_rows(job: Job, replicas: int, own_sizes: bool = False) -> int:
-    """Returns how many rows the proof evaluates: just over two batches, not divisible among the replicas.
+    """Returns how many rows the proof evaluates: just over two batches, and as much as gives each of eight replicas a
+    part; not divisible among the replicas.
 
     own_sizes: two of the batches that an evaluation of the job has, and its incomplete last one.
     """
@@ -147,6 +148,7 @@ def evaluated_rows(job: Job, replicas: int, own_sizes: bool = False) -> int:
     if own_sizes:
         at_once = chunk_rows(job)
         return min(length, 2 * at_once + length % at_once)
+    rows = max(rows, (min(replicas, 8) - 1) * chunk_rows(job) + 1)  # a replica evaluates whole chunks
     while replicas > 1 and rows % replicas == 0:
         rows += 1
     return min(length, rows)

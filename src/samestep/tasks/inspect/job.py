@@ -26,8 +26,8 @@ from samestep.rank.digests import digest_state
 from samestep.rank.evaluate import chunk_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
-from samestep.records.inspection import JobFacts
-from samestep.records.plan import ProveTask
+from samestep.records.inspection import JobFacts, SecondSize
+from samestep.records.plan import ProveTask, second_size
 from samestep.tasks.inspect.dry_run import (
     DryEvaluation,
     DryStep,
@@ -53,11 +53,13 @@ def inspect_job(
     check: Callable[[nn.Module], None] = lambda model: None,
     fewer: Sequence[int] = (),
     units: Mapping[str, Units] = MappingProxyType({}),
+    also: int | None = 0,
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
-    model. units: engine -> what its ranks gather. Raises UserError for a job that cannot be trained or proven.
+    model. units: engine -> what its ranks gather. also: as of Question. Raises UserError for a job that cannot be
+    trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
     model = _model(job)
@@ -68,6 +70,13 @@ def inspect_job(
     training = ProveTask("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
     refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
+    second = None
+    size = second_size(replicas, job.global_batch) if also is None else also
+    if size not in (0, replicas):
+        own_batch = proof_rows == job.global_batch
+        rows = proof_rows if own_batch else rows_of_proof(job, size, dry.forward_flop, count)[0]
+        second = SecondSize(size, rows, varying_calls(job, partial(_model, job), units, size, device))
+        refused[size] = _refusal_of(job, replace(training, replicas=size, rows=rows), device)
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
@@ -104,6 +113,7 @@ def inspect_job(
         evaluation_draws=evaluation.draws,
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
         refused=refused,
+        second=second,
     )
 
 

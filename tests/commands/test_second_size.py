@@ -1,0 +1,158 @@
+"""samestep verify proves a second number of ranks: which one, as what, and what its verdict says of the row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from budget import budget, deadline
+from command import DIGITS, samestep
+from lane_marks import CHECK, FULL
+from mutations.faults.fifth_rank import FAULTS, of_ranks_above
+from mutations.plant import patched
+from samestep.commands.command_options import VerifyOptions
+from samestep.commands.engine_rows import Row, SecondRow, result_of, with_second
+from samestep.commands.exit_codes import exit_code
+from samestep.errors import UserError
+from samestep.message import as_said
+from samestep.records.inspection import EngineFacts
+from samestep.records.plan import second_size
+from samestep.records.results import Divergence, Verdict
+from samestep.report.verdicts import proven_second
+
+TWO = EngineFacts("ddp", available=True, process_kind="group", processes=2)
+FIVE = replace(TWO, processes=5)
+DIVERGENCE = Divergence("sgd", 0, "loss", tensor=None, rank=4, expected=1.0, found=2.0, ranks=5)
+AVERAGED = next(fault for fault in FAULTS if fault.name == "gradients averaged over so many ranks at most")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "global_batch", "second"),
+    [(2, 128, 5), (3, 128, 5), (1, 8, 5), (5, 128, 3), (10, 128, 3), (15, 128, 7), (2, 4, 3), (2, 2, 0), (64, 64, 5)],
+)
+def test_the_second_number_shows_what_the_first_one_hides(ranks: int, global_batch: int, second: int) -> None:
+    assert second_size(ranks, global_batch) == second
+
+
+@pytest.mark.parametrize(
+    ("given", "also"),
+    [
+        ({}, None),
+        ({"also": 8}, 8),
+        ({"also": "none"}, 0),
+        ({"quick": True}, 0),
+        ({"quick": True, "also": 5}, 5),
+        ({"resume": True}, 0),
+        ({"ranks_as": "threads", "nproc": 3}, None),
+    ],
+)
+def test_what_the_options_ask_for(given: dict[str, Any], also: int | None) -> None:
+    assert VerifyOptions(**given).setup("digits").also == also
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"also": "non"}, "option_has_no_such_value"),
+        ({"also": 0}, "rank_number_too_small"),
+        ({"also": 10**6}, "rank_number_too_large"),
+        ({"also": 3, "nproc": 3}, "option_has_no_such_value"),
+        ({"also": 3, "resume": True}, "second_size_does_not_go_with"),
+    ],
+)
+def test_a_wrong_number_is_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        VerifyOptions(**given).setup("digits")
+    assert raised.value.message.id == said and "--also" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "code"),
+    [
+        (Verdict("same", bitwise=True), "same", 0),
+        (Verdict("differs", first_divergence=DIVERGENCE), "differs", 1),
+        (Verdict("failed", reason=as_said("rank 4 was killed")), "failed", 1),
+        (Verdict("refused", reason=as_said("a rank has one row")), "same", 0),
+    ],
+)
+def test_the_row_says_what_the_second_number_of_ranks_has_shown(found: Verdict, word: str, code: int) -> None:
+    row = Row("fork", replace(TWO), Verdict("same", bitwise=True))
+    row.second = SecondRow("threads", FIVE, verdict=found)
+    row.verdict = with_second(row)
+    result = result_of(row)
+    assert (result.verdict, result.second and result.second.verdict) == (word, found.verdict)
+    assert (proven_second(result) is not None) == (found.verdict == "same")
+    said = [*result.notes, *([result.reason] if result.reason else [])]
+    expected = {"failed": "on_second_number_of_ranks", "refused": "not_proven_on_second_number_of_ranks"}
+    assert [note.id for note in said] == [name for verdict, name in expected.items() if verdict == found.verdict]
+    results: Any = SimpleNamespace(engines=[result], same_as_one_process=None)
+    assert exit_code(results) == code
+
+
+def verified(source: Path | None, *line: str, out: Path) -> Any:
+    """The row of one engine, of the real command with this package."""
+    command = [sys.executable, "-m", "samestep", "verify", *line, *deadline(), "--json", "--out", str(out)]
+    environment = os.environ | ({"PYTHONPATH": str(source)} if source else {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=budget(150), env=environment, cwd=out.parent)
+    (row,) = json.loads(done.stdout)["engines"]
+    return done.returncode, row
+
+
+@pytest.mark.parametrize(
+    ("above", "code", "verdict", "ranks_as"),
+    [
+        pytest.param(3, 1, "differs", "processes", marks=CHECK),  # what threads show is confirmed by processes
+        pytest.param(99, 0, "same", "threads", marks=FULL),
+    ],
+)
+def test_a_fault_of_the_fifth_rank_is_seen_by_a_proof_of_two(
+    above: int, code: int, verdict: str, ranks_as: str, tmp_path: Path
+) -> None:
+    source = patched(of_ranks_above(above, AVERAGED), tmp_path / "package")
+    found, row = verified(source, *DIGITS, "--engine", "ddp", "--nproc", "2", out=tmp_path / "out")
+    assert (found, row["verdict"]) == (code, verdict), row
+    assert (row["second"]["ranks"], row["second"]["verdict"], row["second"]["ranks_as"]) == (5, verdict, ranks_as)
+    if code:
+        divergence = row["first_divergence"]
+        assert (divergence["ranks"], divergence["quantity"]) == (5, "first gradient")
+
+
+@pytest.mark.check
+def test_a_job_that_five_ranks_cannot_train_is_proven_on_two(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(FIVE_ROWS)
+    done = samestep("verify", str(job), "--engine", "ddp", "--nproc", "2", "--json", out=tmp_path / "out")
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (done.returncode, row["verdict"], row["second"]["verdict"]) == (0, "same", "refused"), row
+    assert "not_proven_on_second_number_of_ranks" in json.dumps(row["notes"])
+
+
+FIVE_ROWS = """
+import torch
+from torch import nn
+from samestep import Job, Recipe
+
+
+def job():
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    rows = torch.utils.data.TensorDataset(inputs, torch.arange(40) % 2)
+    return Job(
+        model=model,
+        criterion=lambda output, batch: nn.functional.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        train=rows,
+        global_batch=8,
+    )
+"""
