@@ -100,6 +100,7 @@ class Checks:
     the modules that its ranks gather together, at each of their calls. explain(error, job): a sentence or a message
     about an error of its library that the user can fix, or None. says_lost(error): whether an error of its library only
     means that another rank has ended. cannot_skip: why --on-nan skip cannot leave out a step of it; '': it can.
+    cannot_spot_check: why its steps are not replayed by --spot-check; '': they are.
     """
 
     settings: Callable[..., None] | None = None
@@ -107,6 +108,7 @@ class Checks:
     explain: Callable[[BaseException, Job], str | Message | None] = field(default=lambda error, job: None)
     says_lost: Callable[[BaseException], bool] = field(default=lambda error: False)
     cannot_skip: str | Message = ""
+    cannot_spot_check: str | Message = message("engine_was_not_tried_with_spot_checks")  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ _MEMBERS = {"PURPOSE": "purpose", "train": "train", "layout": "layout", "numeric
 _OPTIONAL_MEMBERS = {"close": "close", "fragments": "fragments"}
 _NEEDS_MEMBERS = {"NEEDS": "packages", "PROCESSES": "processes", "missing": "missing"}
 _OPTIONAL_NEEDS_MEMBERS = {"INSTALL": "install"}
-_CHECKS_MEMBERS = {"check": "settings", "CANNOT_SKIP": "cannot_skip"}
+_CHECKS_MEMBERS = {"check": "settings", "CANNOT_SKIP": "cannot_skip", "CANNOT_SPOT_CHECK": "cannot_spot_check"}
 _CHECKS_MEMBERS |= {name: name for name in ("units", "explain", "says_lost")}
 _CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
 

@@ -29,6 +29,7 @@ from samestep.rank.listeners import Listeners, Progress, ProgressReport
 from samestep.rank.meter import Meter, StepProfile
 from samestep.rank.observer import Observer
 from samestep.rank.shards import full_state_dict
+from samestep.rank.spot_check import SpotChecks
 from samestep.rank.step import (
     ForwardPass,
     StepCount,
@@ -52,7 +53,8 @@ class Run:
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
     listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
-    state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. profile: of some steps.
+    state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. spot_checks: of
+    some steps, by a replay; None: of none. profile: of some steps.
     played: as of Schedule.
     """
 
@@ -69,6 +71,7 @@ class Run:
         listeners: Listeners | None = None,
         checkpoints: Checkpoints | None = None,
         guards: Guards | None = None,
+        spot_checks: SpotChecks | None = None,
         profile: StepProfile | None = None,
         played: tuple[int, ...] = (),
     ) -> None:
@@ -85,6 +88,7 @@ class Run:
         self._progress = ProgressReport(progress)
         self._stop, self._evaluator, self._listeners = stop, evaluator, listeners
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
+        self._spot_checks = spot_checks
         self._profile = profile or StepProfile(world)
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
@@ -129,6 +133,8 @@ class Run:
                 self._stop.after(position.last)
         if self._on_nan:
             self._on_nan.begin(model, optimizer, self.count.first)
+        if self._spot_checks:
+            self._spot_checks.begin(model, optimizer, scaler, self._forward.carried, anew=not self.count.first)
         if self._listeners:
             self._listeners.begin(optimizer, self.count.first)
         if self._observer:
@@ -217,6 +223,8 @@ class Run:
         restore = keep_state(plain) if micro_batch.rows == 0 else None
         if self._on_nan:
             self._on_nan.before(micro_batch, lambda: keep_state(plain))
+        if self._spot_checks and not (self._forward.closure and self._forward.closure.again):
+            self._spot_checks.before(micro_batch, self._ema, self.count.skipped)
         if self._observer:
             self._observer.forward()
         batch = self._forward.carried.attach(batch) if self._forward.carried else batch
@@ -243,6 +251,8 @@ class Run:
             self.meter.loss(loss.detach(), micro_batch.step, micro_batch.weight)
             if self._on_nan:
                 self._on_nan.loss(loss)
+            if self._spot_checks:
+                self._spot_checks.loss(batch, loss)
             if self._observer:
                 self._observer.batch(batch)
         heartbeat.begin(BACKWARD, micro_batch.step)
@@ -271,6 +281,8 @@ class Run:
         heartbeat.step(self.count.done)
         if self._ema and not skipped:
             self._ema.update()
+        if self._spot_checks:
+            self._spot_checks.after(skipped, self._ema)
         if self._listeners and self.micro_batch:
             self._listeners.step(self.count.done, self.micro_batch.epoch, self.meter)
         if self._evaluator and self._evaluator.is_due(self.count.done, self.schedule.steps_per_epoch):

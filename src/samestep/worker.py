@@ -10,6 +10,7 @@
     python -m samestep.worker --probe QUERY.json      what torch and the engines' packages are here, for the doctor
     python -m samestep.worker --try RANK.json         a rank of a doctor's trial
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
+    python -m samestep.worker --replay-steps PLAN.json  replays steps of a training that goes on
     python -m samestep.worker --test-rank SOCKET      a rank of the pytest plugin's tests
     python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
 
@@ -283,6 +284,12 @@ def main(arguments: list[str]) -> None:
             try_main(path)
         case ["--reference", path]:
             rank_main(path, ReferencePlan, run_reference)
+        case ["--replay-steps", path]:
+            from samestep.tasks.replay_step import replay_main  # a run with spot checks alone needs it
+
+            replay_main(path)
+            end_children()
+            os._exit(0)
         case ["--spawn", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "spawn")

@@ -26,7 +26,13 @@ from samestep.commands.command_options import (
     VerifyOptions,
     texts,
 )
-from samestep.commands.exit_codes import exit_code, exit_code_of_check, survive_lost_output, with_exit_code
+from samestep.commands.exit_codes import (
+    exit_code,
+    exit_code_of_check,
+    exit_code_of_run,
+    survive_lost_output,
+    with_exit_code,
+)
 from samestep.commands.grouped_help import GroupedHelp
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
@@ -93,7 +99,7 @@ def run(
     if results is None:
         return 0
     _print(results, json_, show_training)
-    return 130 if results.stopped == "requested" else 0
+    return exit_code_of_run(results)
 
 
 @app.command(cls=GroupedHelp)

@@ -18,7 +18,7 @@ from samestep.errors import TrainingFailed, UserError, say
 from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
-    from samestep.records.results import CompareResults
+    from samestep.records.results import CompareResults, RunResults
     from samestep.records.script import CheckResults, DiffResults
 
 
@@ -41,6 +41,13 @@ def exit_code_of_check(results: CheckResults | DiffResults, *, allow_unknown: bo
     """Returns 0 where all that a proof needs is right, 1 where something differs, and 3 where nothing does but a part
     that a proof needs could not be judged. allow_unknown: 0 for that, too."""
     return {"right": 0, "differs": 1}.get(results.answer, 0 if allow_unknown else NOT_JUDGED)
+
+
+def exit_code_of_run(results: RunResults) -> int:
+    """Returns 1 where a spot check has found a step that differs, 130 after a stop that was asked for, else 0."""
+    if any(check.verdict == "differs" for check in results.spot_checks):
+        return 1
+    return 130 if results.stopped == "requested" else 0
 
 
 def _check_current_folder() -> None:

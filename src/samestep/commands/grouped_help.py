@@ -13,8 +13,8 @@ GROUPS = {
     "Machines": "--nnodes --node-rank --master-addr --port --hosts --interface --max-restarts --timeout --threads "
     "--to --image --claim --gpus-per-node --sbatch",
     "Results": "--log --export --predictions",
-    "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --resume-changed-data "
-    "--resume-nproc --resume-engine --profile --quick --rounds --warmup-steps --dry-run",
+    "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --spot-check "
+    "--resume-changed-data --resume-nproc --resume-engine --profile --quick --rounds --warmup-steps --dry-run",
 }
 GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 

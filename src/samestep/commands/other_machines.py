@@ -131,6 +131,7 @@ def _join(inspected: InspectedSetup, folder: Path, launch: Launch) -> None:
 MAY_DIFFER = {
     *("weights", "init", "export", "predictions"),  # paths; init_sha256 compares the weights that init names
     *("log", "profile", "checkpoint_every", "keep"),  # what is written beside the weights
+    *("spot_check", "spot_check_stops"),  # what is looked at beside the training
     *("resume", "resume_changed_data", "stop_after"),  # where this launch begins and ends
     *("name", "kind"),  # of the plan
 }

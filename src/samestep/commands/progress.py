@@ -30,6 +30,7 @@ from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import CompareResults, EvaluateResults, RunResults
 from samestep.records.runs import PastRun
+from samestep.records.spot_check import SpotCheck
 from samestep.report import language
 from samestep.report.terminal import Terminal, cell, terminal
 
@@ -200,6 +201,8 @@ def show_training(results: RunResults) -> None:
         _print_evaluation(results.evaluation_rows, results.evaluation)
     if results.skipped_steps:
         _print(message("steps_were_skipped", steps=results.skipped_steps))
+    if results.spot_checks:
+        _print(_spot_checks(results.spot_checks))
     if results.advice:
         _print(message("training_waited_for_data", share=results.wait_share, advice=results.advice))
     _print(message("weights_written", file=results.weights, step=results.weights_of_step))
@@ -209,6 +212,19 @@ def show_training(results: RunResults) -> None:
         _print(message("resource_usage_written", file=results.monitor))
     for trace in results.traces:
         _print(message("trace_written", file=trace))
+
+
+def _spot_checks(checks: Sequence[SpotCheck]) -> Message:
+    """Returns a message about the steps that were replayed."""
+    steps: dict[str, list[int]] = {"same": [], "differs": [], "unknown": []}
+    for check in checks:
+        steps[check.verdict].append(check.step)
+    unknown, differ = len(steps["unknown"]) or None, steps["differs"]
+    if not steps["same"] and not differ:
+        return message("no_step_was_spot_checked", unknown=unknown)
+    return message(
+        "steps_were_spot_checked", same=len(steps["same"]), differ=len(differ) or None, steps=differ, unknown=unknown
+    )
 
 
 def show_evaluation(results: EvaluateResults) -> None:

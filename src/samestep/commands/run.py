@@ -310,6 +310,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         advice=wait.advice() if wait else None,
         traces=_traces(out, record, step) if step.profile else (),
         changes=observations.changes,
+        spot_checks=observations.spot_checks,
     )
 
 

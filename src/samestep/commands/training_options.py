@@ -34,6 +34,7 @@ class TrainOptions(Options):
     where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
     log: of LOGS. export: the folder that from_pretrained is to load. on_nan: 'stop' or 'skip', what to do at a loss or
     gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0: none.
+    spot_check: 'every=1000' or 'every=1000,stop': steps from one that is replayed to the next; '': none are.
 
     checkpoint_every: '500s', '1000steps' or '1epoch'; '': only when the training is stopped before its end. keep: how
     many checkpoints stay. resume: 'auto' continues what `out` holds, 'never' does not; or a checkpoint's path.
@@ -86,6 +87,15 @@ class TrainOptions(Options):
         ),
     ] = 1000
 
+    spot_check: Annotated[
+        str,
+        Option(
+            metavar="every=1000",
+            help="Replay a step in one process every so many, at the lowest priority; name the rank that computes "
+            "something else. every=1000,stop: and end the training.",
+        ),
+    ] = ""
+
     checkpoint_every: Annotated[
         str, Option(help="Keep the training's state every so often: 500s, 1000steps or 1epoch.")
     ] = ""
@@ -136,6 +146,7 @@ class TrainOptions(Options):
         if export:
             _check_export(export, job.pretrained)
         init = file_of(self.init, "--init")
+        spot_check = _spot_check(self.spot_check) if self.spot_check else (0, False)
         return RunTask(
             weights="",
             init=init,
@@ -152,6 +163,8 @@ class TrainOptions(Options):
             resume_changed_data=self.resume_changed_data,
             on_nan="skip" if self.on_nan == "skip" else "stop",
             check_replicas=self.check_replicas,
+            spot_check=spot_check[0],
+            spot_check_stops=spot_check[1],
             profile=_profile(self.profile) if self.profile else None,
         )
 
@@ -176,6 +189,17 @@ def _profile(text: str) -> tuple[int, int]:
             f"--profile {text}: write the first and the last step, counted from 1, as in --profile steps=10..20"
         )
     return first, last
+
+
+def _spot_check(text: str) -> tuple[int, bool]:
+    """Parses 'every=1000', or 'every=1000,stop'. Returns the steps, and whether one that differs ends the training."""
+    match = re.fullmatch(r"every=([1-9]\d{0,11})(,stop)?", text)
+    if not match:
+        raise UserError(
+            f"--spot-check {text}: write the steps from one to the next, as in --spot-check every=1000, or "
+            "every=1000,stop to end the training where one differs"
+        )
+    return int(match[1]), bool(match[2])
 
 
 def _resume(text: str) -> str:

@@ -119,5 +119,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
-    checks=Checks(explain=explain_ddp_error),
+    checks=Checks(explain=explain_ddp_error, cannot_spot_check=""),
 )

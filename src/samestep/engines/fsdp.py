@@ -118,5 +118,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
-    checks=Checks(settings=check, units=units, explain=explain),
+    checks=Checks(settings=check, units=units, explain=explain, cannot_spot_check=""),
 )

@@ -102,6 +102,6 @@ ENGINE = Engine(
         no_threads=message("horovod_is_one_rank_a_process"),
     ),
     numerics=numerics,
-    checks=Checks(says_lost=says_lost),
+    checks=Checks(says_lost=says_lost, cannot_spot_check=""),
     close=close,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Engine, Layout, Needs, State
+from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
@@ -47,4 +47,5 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(processes="one", no_threads=""),
+    checks=Checks(cannot_spot_check=""),
 )

@@ -60,5 +60,5 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
-    checks=Checks(explain=explain_ddp_error),
+    checks=Checks(explain=explain_ddp_error, cannot_spot_check=""),
 )

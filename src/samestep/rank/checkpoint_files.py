@@ -256,12 +256,23 @@ class Saved:
             raise UserError(foreign(folder, as_said(printable(error, 300)))) from None
 
     def _open(self) -> None:
-        from safetensors import safe_open
-
         self.manifest = read(Manifest, self.folder / MANIFEST)
         if flaw := self.manifest.flaw(self.folder):
             raise ValueError(f"{MANIFEST} {flaw}")
-        names = [files_of(rank) for rank in range(self.manifest.world_size)]
+        self._open_parts(self.manifest.world_size)
+
+    @classmethod
+    def of_parts(cls, folder: Path, world_size: int) -> Saved:
+        """Returns what ranks have written with write_part alone, without a manifest. Files that were cut off raise."""
+        saved = cls.__new__(cls)
+        saved.folder = folder
+        saved._open_parts(world_size)
+        return saved
+
+    def _open_parts(self, world_size: int) -> None:
+        from safetensors import safe_open
+
+        names = [files_of(rank) for rank in range(world_size)]
         parts = [read(RankPart, self.folder / part) for part, _ in names]
         self.state: Any = unpack(merged([part.tree for part in parts]))
         self._pieces: dict[str, list[tuple[Any, Place | None]]] = {}

@@ -75,7 +75,9 @@ class RunTask:
     resume_changed_data: continue also where the data are others than the checkpoint's.
     stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end. on_nan: what happens
     at a loss or gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0:
-    none. profile: the first and the last optimizer step, counted from 1, that torch.profiler traces.
+    none. spot_check: steps between two that are replayed in one process; 0: none are. spot_check_stops: whether
+    one that differs ends the training. profile: the first and the last optimizer step, counted from 1, that
+    torch.profiler traces.
     """
 
     weights: str
@@ -94,6 +96,8 @@ class RunTask:
     stop_after: int | None = None
     on_nan: Literal["stop", "skip"] = "stop"
     check_replicas: int = 1000
+    spot_check: int = 0
+    spot_check_stops: bool = False
     profile: tuple[int, int] | None = None
     name: str = "run"
     kind: Literal["run"] = "run"

@@ -20,6 +20,7 @@ from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
+from samestep.records.spot_check import SpotCheck
 from samestep.records.tensor_files import read_arrays
 from samestep.world import World
 
@@ -91,7 +92,8 @@ class TrainingRecord:
     step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
-    changes: what differed when it was continued on other data (--resume-changed-data).
+    changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were
+    replayed, on rank 0, those of earlier launches too.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -119,6 +121,7 @@ class TrainingRecord:
     resumed_from: int = 0
     state: Mapping[str, TensorRecord] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
+    spot_checks: tuple[SpotCheck, ...] = ()
 
 
 @dataclass(frozen=True)

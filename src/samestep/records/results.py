@@ -12,6 +12,7 @@ from samestep.records.collectives import CollectiveResults
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 from samestep.records.monitor import MonitorSummary
+from samestep.records.spot_check import SpotCheck
 
 RESULTS = "results.json"
 VerdictWord = Literal["same", "approximate", "differs", "failed", "refused", "unavailable"]
@@ -292,7 +293,7 @@ class RunResults:
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
     files of --profile. monitor: the page of what it used. changes: what differed when it was continued on other
-    data (--resume-changed-data), with the step.
+    data (--resume-changed-data), with the step. spot_checks: the steps that were replayed in one process.
     """
 
     job: str
@@ -324,6 +325,7 @@ class RunResults:
     traces: tuple[str, ...] = ()
     monitor: str | None = None
     changes: tuple[str, ...] = ()
+    spot_checks: tuple[SpotCheck, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ because a fault that both sides share would be invisible.
 from samestep.reference.fetch import digests, fetch
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
+from samestep.reference.one_step import Rates, ReplicaBefore, StepAfter, StepBefore, replay_step
 from samestep.reference.play import TrainingResult, play
 from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import Repeatability, repeatability, separate
@@ -14,12 +15,17 @@ from samestep.reference.separation import Repeatability, repeatability, separate
 __all__ = [
     "Neutral",
     "Noise",
+    "Rates",
     "Repeatability",
+    "ReplicaBefore",
+    "StepAfter",
+    "StepBefore",
     "TrainingResult",
     "digests",
     "fetch",
     "per_epoch",
     "play",
     "repeatability",
+    "replay_step",
     "separate",
 ]

@@ -141,6 +141,8 @@ class ReplicatedTraining:
         self.epoch = -1
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
+        self.own_gradients: dict[int, list[Tensor | None]] | None = None  # each replica's, where they are asked for
+        self.loss_scale = 1.0  # by which each loss is multiplied, and each gradient divided
         self.most_replicas = layout.replicas
         self.micro_batches: dict[int, list[MicroBatchRecord]] = defaultdict(list)
         self.rates: list[list[float]] = []
@@ -193,8 +195,10 @@ class ReplicatedTraining:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         for gradient in gradients:
             gradient.div_(self.layout.replicas)
+            if self._scale != 1.0:
+                gradient.div_(self._scale)
         if self.noise:
-            self.noise.perturb(gradient.div_(self.noise.scale) for gradient in gradients)
+            self.noise.perturb(gradients)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         return micro_batches, float(norm)
 
@@ -214,15 +218,23 @@ class ReplicatedTraining:
                     yield replica, self._micro_batch(forward, replica)
             return
         sums: list[Tensor | None] = [None] * len(self.parameters)  # the sum of the replicas before
+        separately = len(forwards) > 1 or self.own_gradients is not None
         for replica in replicas:
             for forward in forwards:
                 yield replica, self._micro_batch(forward, replica)
-            if len(forwards) > 1:
+            if self.own_gradients is not None:
+                own = [None if p.grad is None else p.grad / self._scale for p in self.parameters]
+                self.own_gradients[replica] = own
+            if separately:
                 sums = [_sum(sum_, p.grad) for sum_, p in zip(sums, self.parameters)]
                 self._clear_gradients()
-        if len(forwards) > 1:
+        if separately:
             for parameter, sum_ in zip(self.parameters, sums):
                 parameter.grad = sum_
+
+    @property
+    def _scale(self) -> float:
+        return self.loss_scale * (self.noise.scale if self.noise else 1.0)
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:
@@ -262,7 +274,6 @@ class ReplicatedTraining:
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
-        scale = self.noise.scale if self.noise else 1.0
         with self.neutral:
             if forward.outputs:
                 output = forward.outputs[replica]
@@ -273,7 +284,7 @@ class ReplicatedTraining:
                 raise not_a_scalar(list(loss.shape))
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
             sampled = sample(self.parameters) if self.first and step < len(self.phases) else None
-            (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
+            (loss * (share * self._scale)).backward(retain_graph=bool(forward.outputs))
         for parameter, gradient in zip(self.parameters, forward.phase.owned([p.grad for p in self.parameters])):
             parameter.grad = gradient
         if self.first and sampled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,13 @@ from samestep.rank.guards import Guards, check_can_skip
 from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
 from samestep.rank.process_group import checkpoint_store, export_store, stop_store
+from samestep.rank.spot_check import ReplayProcess, SpotChecks, check_can_spot_check
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.plan import Plan, RunTask
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
+from samestep.records.spot_check import CHECKS, SpotCheckPlan, spot_checks_in
+from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
@@ -63,6 +68,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
 
     checkpoints = _checkpoints(plan, training, world, identity)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
+    spot_checks = _spot_checks(plan, training, job, engine, world=world, steps=steps)
     profile = _profile(training, world, folder, steps)
     run = Run(
         job,
@@ -74,6 +80,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
         listeners=listeners,
         checkpoints=checkpoints,
         guards=Guards(training.on_nan, training.check_replicas),
+        spot_checks=spot_checks,
         profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
@@ -87,6 +94,8 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
     best.finish()
     if listeners:
         listeners.close()
+    if spot_checks:
+        spot_checks.close()
     if training.export:
         on_first(partial(export, job.model, Path(training.weights), Path(training.export)), world, export_store())
     return replace(
@@ -98,7 +107,35 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
         curve=best.curve,
         best_at=best.best_at,
         changes=checkpoints.identity.changes if checkpoints.identity else (),
+        spot_checks=tuple(spot_checks_in(Path(training.weights).with_name(CHECKS))) if spot_checks else (),
     )
+
+
+def _spot_checks(
+    plan: Plan, training: RunTask, job: Job, engine: Engine, *, world: World, steps: int
+) -> SpotChecks | None:
+    """Returns what looks at steps of a training, with the process that replays them on rank 0. Raises Refused for what
+    cannot be replayed."""
+    if not training.spot_check:
+        return None
+    numerics = engine.numerics(**plan.engine_settings)
+    exact = numerics.without if numerics.lossy else {}
+    inexact = ", ".join(f"{name}={plan.engine_settings.get(name)}" for name in exact)
+    check_can_spot_check(job, engine.checks.cannot_spot_check, inexact)
+    from torch._inductor import config as inductor
+
+    inductor.fallback_random = True  # dropout that is compiled draws what the replay's draws
+    folder, checks = (Path(training.weights).with_name(name) for name in (SPOT_CHECK_FOLDER, CHECKS))
+    replays = None
+    if world.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was killed
+        layout = engine.layout(world, **plan.engine_settings)
+        device = os.environ.get("SAMESTEP_DEVICES", world.device).split(",")[-1]
+        stops = training.spot_check_stops and not training.stop_after
+        replays = ReplayProcess(
+            SpotCheckPlan(plan.job, plan.settings, layout, world.size, device, str(checks), stops), folder
+        )
+    return SpotChecks(world, training.spot_check, steps=steps, folder=folder, replays=replays)
 
 
 def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile:

@@ -1,0 +1,69 @@
+"""Spot checks of a training: what the process that replays steps is told, and what it answers.
+
+spot-check/plan.json             the SpotCheckPlan, which rank 0 writes
+spot-check/step-1999/rank1.*     what rank 1 saw of step 1999, as a part of a checkpoint is written
+spot-checks.jsonl                a SpotCheck in each line, beside the weights
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from samestep.engine import Layout
+from samestep.errors import UserError
+from samestep.message import Message
+from samestep.records.files import from_json
+
+FOLDER, PLAN, CHECKS = "spot-check", "plan.json", "spot-checks.jsonl"
+
+
+@dataclass(frozen=True)
+class SpotCheckPlan:
+    """What is replayed. job, settings: as of Plan. layout: of the engine. device: where the steps are replayed.
+
+    checks: the file to which each SpotCheck is added. stops: whether a step that differs ends the training.
+    """
+
+    IS_PRIVATE: ClassVar = True  # it holds settings as they were given
+
+    job: str
+    settings: Mapping[str, str]
+    layout: Layout
+    world_size: int
+    device: str
+    checks: str
+    stops: bool = False
+
+
+@dataclass(frozen=True)
+class SpotCheck:
+    """One step that was looked at. step: its number, from 0. verdict: 'unknown' where it could not be replayed.
+
+    found: what differs, or why it is not known. ranks: on which it differs. largest: of all quantities, the greatest
+    distance as a multiple of its bound. bitwise: whether gradients and weights are the replay's bit by bit. capture_s:
+    the longest that a rank's training was held up; replay_s: CPU seconds of the replay.
+    """
+
+    step: int
+    verdict: Literal["same", "differs", "unknown"]
+    found: Message | None = None
+    ranks: list[int] = field(default_factory=list)
+    largest: float = 0.0
+    bitwise: bool = False
+    capture_s: float = 0.0
+    replay_s: float = 0.0
+
+
+def spot_checks_in(file: Path) -> list[SpotCheck]:
+    """Returns the checks of a training so far, in the order in which they were made."""
+    checks = []
+    with suppress(OSError):
+        for line in file.read_text().splitlines():
+            with suppress(UserError, json.JSONDecodeError):  # a line that is cut off by a full disk
+                checks.append(from_json(SpotCheck, json.loads(line), f"a line of {file}"))
+    return checks
