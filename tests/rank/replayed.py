@@ -1,5 +1,5 @@
-"""A job for spot checks: dropout, BatchNorm, a schedule, accumulation, clipping, weights and averages, as asked for; and
-faults that act late: on one rank, or in a rank's weights."""
+"""A job for spot checks: dropout, BatchNorm, schedules, accumulation, clipping, weights and averages, as asked for; and
+faults that act late, on one rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from samestep import Batch, Job, LRSchedule, Recipe
 
-Fault = Literal["none", "gradient", "bit", "weight", "loss", "data", "buffer"]
+Fault = Literal["none", "gradient", "bit", "weight", "data"]
 
 
 class Net(nn.Module):
@@ -54,7 +54,7 @@ def job(
     rows: int = 54,
     augmented: bool = False,
 ) -> Job:
-    """fault: acts on rank `on` in step `at`, or from it on."""
+    """fault: acts on rank `on` in step `at`."""
     data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
     targets = data[:, :3].argmax(1)
     now = {"step": -1}
