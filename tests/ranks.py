@@ -266,7 +266,8 @@ def reference_plan(
 ) -> ReferencePlan:
     """The plan of the reference for an engine's layouts; for DDP's where no facts are given.
 
-    also: 'late' for the later epochs, too, or 'own' for the job's own dtype. A proof has both; here they take time.
+    also: 'late' for the later epochs, too, 'life' for a whole run, or 'own' for the job's own dtype. A proof has all;
+    here they take time.
     """
     facts = facts or engine_facts("ddp", replicas)
     own = own_dtype_layout(facts) if also == OWN_DTYPE else None
@@ -276,7 +277,7 @@ def reference_plan(
 
 def _loop_layout(facts: EngineFacts, then: EngineFacts | None = None, also: str = "") -> LayoutPlan:
     layout = loop_layout(facts, then)
-    return layout if also == "late" else replace(layout, trainings=tuple(n for n in layout.trainings if n != "late"))
+    return replace(layout, trainings=tuple(n for n in layout.trainings if n not in {"late", "life"} - {also}))
 
 
 def proof_plan(

@@ -59,6 +59,6 @@ def test_the_memory_is_that_of_the_reference_or_of_one_machines_ranks(
     study.machines = SimpleNamespace(nnodes=nnodes)
     study.setup = SimpleNamespace(quick=False)
     facts = EngineFacts("ddp", True, processes=processes, layout=Layout(processes), numerics=Numerics())
-    row: Any = SimpleNamespace(facts=facts, continued_by=None)
+    row: Any = SimpleNamespace(launcher="fork", facts=facts, continued_by=None)
     assert need_of(study, [row]).memory == pytest.approx(of_a_parameter * 10**12, rel=1e-3)
     assert need_of(study, [row, row]).disk > need_of(study, [row]).disk

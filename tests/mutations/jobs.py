@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,11 @@ def conv(rows: int = 45, global_batch: int = 10) -> Job:
         global_batch=global_batch,
         epochs=2,
     )
+
+
+def averaged(rows: int = 45, global_batch: int = 10) -> Job:
+    """As conv, with averaged weights, which are evaluated and saved."""
+    return replace(conv(rows, global_batch), ema=0.7)
 
 
 class Tied(nn.Module):

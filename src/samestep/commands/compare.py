@@ -219,6 +219,8 @@ def _launch(
         row.launches.append(record)
         if number == 0:
             row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
+            if row.launcher == THREADS and not setup.quick:
+                row.verdict = replace(row.verdict, notes=(*row.verdict.notes, message("life_not_as_threads")))
 
 
 def _launch_second(inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase) -> None:

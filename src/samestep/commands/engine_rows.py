@@ -227,8 +227,10 @@ def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
 
 def layouts_of(row: Row, *, quick: bool) -> tuple[LayoutPlan, LayoutPlan | None, LayoutPlan | None]:
     """Returns the layouts that a row is compared with: of its loop, of its numerics where these are inexact, and else
-    in the job's own dtype. quick: see Setup."""
+    in the job's own dtype. quick: see Setup. Ranks that are threads live no run: they cannot wait for checkpoints."""
     loop, numerics = loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
+    if row.launcher == launch.THREADS:
+        loop = replace(loop, trainings=tuple(name for name in loop.trainings if name != "life"))
     if quick:
         return replace(loop, trainings=QUICK), numerics, None
     return loop, numerics, None if row.continued_by else own_dtype_layout(row.facts)

@@ -20,8 +20,9 @@ from samestep.world import resources
 # noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
 OF_REFERENCE = 62
 OF_RANK = 56  # weights, gradient, its buckets, Adam's two moments, the gathered state, the evaluated model
-OF_LAYOUT, OF_LAUNCH = 21, 24  # of the files: three final states, which the reference packs
+OF_LAYOUT, OF_LAUNCH = 44, 48  # of the files: four final states, which the reference packs, and what a run saves
 OF_CHECKPOINTS = 96  # three at once, each of the weights, their average and Adam's two moments
+OF_RUN, OF_INIT = 72, 8  # while a run of the proof lives: two checkpoints with its best weights; of each rank's first
 PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
 WIDER = 2  # bytes of float64 over those of float32
 SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
@@ -64,8 +65,9 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     of_layout = (2 if job.costly else 3) * (1 + 3 * job.proof_steps)
     steps = (1 + len(layouts)) * of_layout + len(rows) * (2 + 4 * job.proof_steps)
     seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
-    disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
+    disk: float = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
     disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
+    disk += 0 if inspected.setup.quick else (OF_RUN + OF_INIT * ranks) * job.parameters
     return Need(max(reference, trained), disk, seconds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -14,13 +14,14 @@ from samestep.message import Message, message
 from samestep.proof.causes import Case
 from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, sample_like
-from samestep.records.record import Record
+from samestep.records.record import EvaluationRecord, Record
 from samestep.records.results import Divergence
 
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
 SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
+NOT_PLAYED = {"late": "late_epochs_not_compared", "life": "life_not_compared"}
 BLOCK = 1 << 16  # elements that are compared at once
 
 
@@ -40,6 +41,7 @@ class Comparison:
         # Training -> the tensors that rounding alone moves too far to compare.
         self.ill_conditioned: dict[str, list[str]] = {}
         self.unresolved: list[str] = []  # tensors that are compared, but move too little to show a fault
+        self.not_compared: list[Message] = []  # what of a run's life cannot be
         self.reach: dict[str, int] = {}  # training -> the first step whose losses rounding alone moves visibly
 
     def divergences(self, training: str) -> Iterator[Divergence]:
@@ -52,7 +54,7 @@ class Comparison:
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
-        bounds = self._loss_bounds(case.expected, noisy)
+        bounds = self.loss_bounds(case.expected, noisy)
         self._note_reach(case, bounds)
         yield from self._steps(case, bounds)
         if training == "gradient":
@@ -124,7 +126,7 @@ class Comparison:
             if not abs(want.loss_sum - got.loss_sum) <= loss_bound:  # 'not <=': NaN differs too
                 yield case.divergence("loss", want.mean_loss, got.mean_loss, step=step, rank=rank)
 
-    def _loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
+    def loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
         """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
         bounds: dict[int, float] = {}
         widest = 0.0
@@ -144,7 +146,7 @@ class Comparison:
         names = self.expectation.of("gradient").parameters
         for name, want, got in self._outside(case, names):
             sampled = [sample_like(values, start[name]) for values in (want, got)]
-            index, spread = _furthest(*sampled), distance(want, got)
+            index, spread = furthest(*sampled), distance(want, got)
             pair: list[Any] = [float(start[name][index] - values[index]) for values in sampled]
             if 0 < SHOWS * spread > distance(*sampled):
                 pair = ["the reference's", f"{spread:.3g} off, in few of its elements"]
@@ -160,7 +162,7 @@ class Comparison:
         buffers = [name for name in want_names if name not in parameters]
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
             for name, want, got in self._outside(case, names):
-                index, last = _furthest(want, got), case.expected.last_step
+                index, last = furthest(want, got), case.expected.last_step
                 yield case.divergence(quantity, float(want[index]), float(got[index]), step=last, tensor=name)
 
     def _replicas(self, case: Case) -> Iterator[Divergence]:
@@ -173,13 +175,22 @@ class Comparison:
                 yield case.divergence("replicas", *pair, step=case.expected.last_step, tensor=name, rank=rank)
 
     def _outside(self, case: Case, names: list[str]) -> list[tuple[str, Any, Any]]:
-        """(name, expected, observed) of the tensors that differ by more than rounding explains."""
+        spread = self.expectation.noise_distances(case.training)
+        return self.outside(case.training, {n: case.expected.state[n] for n in names}, case.observed.state, spread)
+
+    def outside(
+        self, training: str, expected: Mapping[str, Any], observed: Mapping[str, Any], spread: Mapping[str, float]
+    ) -> list[tuple[str, Any, Any]]:
+        """Returns (name, expected, observed) of the tensors that differ by more than rounding explains.
+
+        spread: how far rounding alone moves each of `expected`.
+        """
         outside = []
-        moved, spread = self.expectation.of(case.training).moved, self.expectation.noise_distances(case.training)
-        largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
-        furthest = max((moved[name].distance for name in names), default=0.0)
-        for name in names:
-            want, got = case.expected.state[name], case.observed.state.get(name)
+        moved = self.expectation.of(training).moved
+        largest = min(1.0, max(map(largest_of, expected.values()), default=0.0))
+        furthest = max((moved[name].distance for name in expected), default=0.0)
+        for name, want in expected.items():
+            got = observed.get(name)
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
@@ -191,9 +202,9 @@ class Comparison:
             if bound > USELESS * movement > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
             if bound > USELESS * movement and bound > self.eps**0.5 * largest:
-                self.ill_conditioned.setdefault(case.training, []).append(name)
+                self.ill_conditioned.setdefault(training, []).append(name)
                 continue
-            self.compared += case.training == "sgd"
+            self.compared += training == "sgd"
             if self.worst is None or not difference <= self.worst[0]:
                 self.worst = (difference, bound)
             if not difference <= bound:
@@ -246,8 +257,7 @@ class Comparison:
                 over = 1 if name in want.whole else want.weight if name == "loss" else want.rows
                 if name in want.unsteady:
                     continue
-                spread = max(abs(total - trace.evaluation[0].sums[name]) for trace in noisy)
-                bound = max(BOUND * spread, 64 * self.eps * abs(total))
+                bound = evaluation_bound(name, total, [trace.evaluation[0] for trace in noisy], self.eps)
                 pair = (total / over, got.means.get(name, math.nan))
                 if not (abs(got.sums.get(name, math.nan) - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
@@ -281,13 +291,20 @@ class Comparison:
         clip, largest = sgd.clip_norm, max(norm for training in compared for norm in training.norms)
         if clip is not None and largest <= clip:
             notes.append(message("clipping_never_acted", norm=largest, limit=clip))
-        notes += [message("late_epochs_not_compared", why=why) for why in facts.not_played.values()]
+        notes += [Message(NOT_PLAYED[name], {"why": why}) for name, why in facts.not_played.items()]
+        notes += self.not_compared
         return notes
 
     def ill_conditioned_tensors(self) -> Message:
         """Returns the note of the tensors that cannot be compared. sgd, user: by the training's optimizer."""
         sgd = [name for training in ("gradient", "sgd") for name in self.ill_conditioned.get(training, ())]
         return message("tensors_ill_conditioned", sgd=[*dict.fromkeys(sgd)], user=self.ill_conditioned.get("user", []))
+
+
+def evaluation_bound(name: str, total: float, noisy: Sequence[EvaluationRecord], eps: float) -> float:
+    """How far rounding explains that a sum of an evaluation is off. noisy: the same evaluation with noise."""
+    spread = max((abs(total - evaluation.sums[name]) for evaluation in noisy), default=0.0)
+    return max(BOUND * spread, 64 * eps * abs(total))
 
 
 def bound_of(spread: float, eps: float, largest: float, largest_before: float, furthest: float) -> float:
@@ -332,7 +349,7 @@ def _blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
     return (tuple(array[first : first + BLOCK] for array in flat) for first in range(0, flat[0].size, BLOCK))
 
 
-def _furthest(want: Any, got: Any) -> tuple[int, ...]:
+def furthest(want: Any, got: Any) -> tuple[int, ...]:
     """The index at which two arrays differ most."""
     gap = _gap(want, got)
     return tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape))

@@ -15,6 +15,7 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.compare import BOUND, Comparison, distance
+from samestep.proof.life import compare_life
 from samestep.proof.plan import AS_NUMERICS, AS_OWN, INEXACT
 from samestep.proof.trace import Expectation, of_engine, sample_like
 from samestep.records.record import Record
@@ -68,7 +69,8 @@ def judge_second_size(loop: Expectation, record: Record, *, inexact: bool) -> Ve
 def _of_loop(comparison: Comparison) -> Verdict | None:
     """Compares all trainings. Returns the verdict where they differ, or cannot be compared; None where they agree."""
     for training in comparison.expectation.facts.trainings:
-        if divergence := next(comparison.divergences(training), None):
+        differences = compare_life(comparison) if training == "life" else comparison.divergences(training)
+        if divergence := next(differences, None):
             return _verdict(comparison, "differs", first_divergence=divergence)
     if not comparison.compared:
         example = next(name for names in comparison.ill_conditioned.values() for name in names)

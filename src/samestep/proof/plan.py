@@ -11,7 +11,16 @@ from dataclasses import replace
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts, JobFacts
-from samestep.records.plan import INTERRUPTED, OWN_DTYPE, ContinuedLayout, Interrupted, LayoutPlan, ProveTask, Subset
+from samestep.records.plan import (
+    INTERRUPTED,
+    OWN_DTYPE,
+    ContinuedLayout,
+    Interrupted,
+    LayoutPlan,
+    LifeOptions,
+    ProveTask,
+    Subset,
+)
 from samestep.records.record import ReferenceLayoutRecord
 
 QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
@@ -124,6 +133,7 @@ def trainings(
             engine_settings=settings,
             name=name,
             rows=rows,
+            life=_life_options(loop) if training == "life" else LifeOptions(),
         )
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in loop.facts.trainings]
@@ -133,6 +143,13 @@ def trainings(
         for name in (in_own_dtype.facts.trainings if in_own_dtype else ())
     ]
     return (*exact, *inexact, *in_own)
+
+
+def _life_options(loop: Expectation) -> LifeOptions:
+    """What the run of a proof is asked for, as the reference has chosen it."""
+    life = loop.of("life").life
+    assert life
+    return life.options
 
 
 def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[ProveTask, ...]:

@@ -13,7 +13,7 @@ from samestep.records.checkpoint import Interval
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest
 
-TRAININGS = ("gradient", "sgd", "user", "late")  # of a proof
+TRAININGS = ("gradient", "sgd", "user", "late", "life")  # of a proof
 OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
 TRACES = "trace"  # the folder of --profile's files
 
@@ -41,6 +41,19 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class LifeOptions:
+    """What `life` asks a run for, as the reference has found it to tell most.
+
+    best, best_after: the metric, and 'min' or 'max', by which the best weights are saved before and after the restart;
+    None: the last ones are. predictions: whether the outputs of the evaluation's rows are written.
+    """
+
+    best: tuple[str, str] | None = None
+    best_after: tuple[str, str] | None = None
+    predictions: bool = False
+
+
+@dataclass(frozen=True)
 class ProveTask:
     """One training of the proof.
 
@@ -48,7 +61,7 @@ class ProveTask:
     OWN_DTYPE.
     replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
     'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
-    interrupted: None: it runs to its end in this launch.
+    interrupted: None: it runs to its end in this launch. life: of the training of that name.
     """
 
     training: str
@@ -60,6 +73,7 @@ class ProveTask:
     name: str = ""
     rows: int = 0
     interrupted: Interrupted | None = None
+    life: LifeOptions = LifeOptions()
     kind: Literal["prove"] = "prove"
 
 

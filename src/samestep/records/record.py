@@ -19,7 +19,7 @@ from samestep.message import Message
 from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
-from samestep.records.plan import Plan
+from samestep.records.plan import LifeOptions, Plan
 from samestep.records.spot_check import SpotCheck
 from samestep.records.tensor_files import read_arrays
 from samestep.world import World
@@ -66,6 +66,20 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
+class RestartRecord:
+    """The steps of a run that was stopped and started again, as this rank counted them.
+
+    stopped_at: done when it was stopped. continued_at: with which it went on. done: at its end. saved_at: of its last
+    checkpoint, which rank 0 reads; None: of the others.
+    """
+
+    stopped_at: int
+    continued_at: int
+    done: int
+    saved_at: int | None = None
+
+
+@dataclass(frozen=True)
 class TensorRecord:
     """Sums over one rank's piece of a tensor, by which two states are compared; those of all pieces are the tensor's.
 
@@ -89,7 +103,7 @@ class TrainingRecord:
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
-    step; state: of an interrupted one, at the interruption or after loading.
+    step; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were
@@ -122,6 +136,7 @@ class TrainingRecord:
     state: Mapping[str, TensorRecord] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     spot_checks: tuple[SpotCheck, ...] = ()
+    restart: RestartRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,31 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class ReferenceLifeRecord:
+    """What a run of the reference does besides training.
+
+    every: steps between two evaluations. stop: steps before the restart. steps: in all. checkpoint_every: steps between
+    two checkpoints. evaluations: each one, at_step: the steps before it. before: of the weights that it begins with.
+    best_at: the index of the best evaluation; -1: none. options: what the run is asked for. own_losses: of the first
+    step from the model's own weights, [replica][micro-batch]. parameters: their names, of tied ones the first.
+    distances: of a run with noise, kind of tensors -> tensor -> how far it is from that of the run as it is.
+    """
+
+    every: int
+    stop: int
+    steps: int
+    at_step: list[int]
+    evaluations: list[EvaluationRecord]
+    before: EvaluationRecord | None
+    best_at: int
+    options: LifeOptions
+    parameters: list[str]
+    own_losses: list[list[float]] = field(default_factory=list)
+    checkpoint_every: int = 0
+    distances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ReferenceTrainingRecord:
     """One training of the reference.
 
@@ -142,7 +182,7 @@ class ReferenceTrainingRecord:
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
     distances: of a training with noise, tensor -> the greatest distance of its final values from those of the training
-    as it is. moved: of the training as it is, for each tensor.
+    as it is. moved: of the training as it is, for each tensor. life: of the training of that name.
     """
 
     micro_batches: list[list[MicroBatchRecord]]
@@ -159,6 +199,7 @@ class ReferenceTrainingRecord:
     distances: Mapping[str, float] = field(default_factory=dict)
     moved: Mapping[str, Moved] = field(default_factory=dict)
     phases: int = 1
+    life: ReferenceLifeRecord | None = None
 
 
 @dataclass(frozen=True)

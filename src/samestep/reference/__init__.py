@@ -5,6 +5,7 @@ because a fault that both sides share would be invisible.
 """
 
 from samestep.reference.fetch import digests, fetch
+from samestep.reference.life import Life
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.one_step import Rates, ReplicaBefore, StepAfter, StepBefore, replay_step
@@ -13,6 +14,7 @@ from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import Repeatability, repeatability, separate
 
 __all__ = [
+    "Life",
     "Neutral",
     "Noise",
     "Rates",

@@ -15,7 +15,7 @@ from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
 from samestep.records.record import EvaluationRecord
 from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
-from samestep.reference.replica_state import output_and_loss
+from samestep.reference.replica_state import output_and_loss, output_of
 
 ROWS_AT_ONCE = 16
 
@@ -27,11 +27,7 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     """
     if job.evaluation is None:
         return None
-    job = replace(job, collate=job.evaluation_collate or job.collate)
-    model = job.model().to(device)
-    extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
-    model.load_state_dict({**extra, **state})
-    model.eval()
+    job, model = _evaluated(job, state, device)
     assert job.evaluation is not None
     length = len(job.evaluation)
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]
@@ -41,13 +37,67 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
         sums = _sums(job, model, device, weighs, index.tensor_split(batches))
     except (RuntimeError, ValueError, IndexError):  # a job that takes no other number of rows than its own
         twice = False
-        sums = _sums(job, model, device, weighs, torch.split(index, min(job.micro_batch or job.global_batch, 128)))
+        sums = _sums(job, model, device, weighs, torch.split(index, _rows_of_engine(job)))
     draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
     sums_again = _sums(job, model, device, weighs, index.tensor_split(batches + 1)) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     return EvaluationRecord(length, sum(weighs), sums, whole_metrics, unsteady=unsteady)
+
+
+def _evaluated(job: Job, state: Mapping[str, Tensor], device: str) -> tuple[Job, torch.nn.Module]:
+    """The job with the collate of its evaluation, and a new model with the weights in `state`, in evaluation mode."""
+    model = job.model().to(device)
+    extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    model.load_state_dict({**extra, **state})
+    return replace(job, collate=job.evaluation_collate or job.collate), model.eval()
+
+
+def _rows_of_engine(job: Job) -> int:
+    """How many rows an engine's evaluation takes at once."""
+    return min(job.micro_batch or job.global_batch, 128)
+
+
+def predictions(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool) -> Tensor | None:
+    """The outputs of the evaluation's rows, in their order, shape [rows, ...].
+
+    None where they are no tensor with a row for each, or draw random numbers; twice: also where they depend on the
+    number of rows at once.
+    """
+    job, model = _evaluated(job, state, device)
+    assert job.evaluation is not None
+    index, before = torch.arange(len(job.evaluation)), random_state(device)
+    splits = [torch.split(index, _rows_of_engine(job))]
+    if twice:
+        splits.append(index.tensor_split(ceil(len(index) / ROWS_AT_ONCE) + 1))
+    try:
+        first, *again = [_outputs(job, model, device, batches) for batches in splits]
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+    if not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation):
+        return None
+    precision = 1e-9 if first.dtype == torch.float64 else 1e-3
+    alike = all(torch.allclose(first, other, rtol=precision, atol=precision) for other in again)
+    return first if alike and first.is_floating_point() else None
+
+
+def _outputs(job: Job, model: torch.nn.Module, device: str, batches: Sequence[Tensor]) -> Tensor:
+    """The outputs of all rows. Raises TypeError where they are no tensor with a row for each."""
+    outputs: list[Tensor] = []
+    with torch.no_grad():
+        for rows in (indices.tolist() for indices in batches):
+            output = without_graph(output_of, job, model, _batch(job, rows, float(len(rows)), device))
+            if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(rows):
+                raise TypeError("no tensor with a row for each")
+            outputs.append(output.cpu())
+    return torch.cat(outputs)
+
+
+def _batch(job: Job, rows: list[int], weight: float, device: str) -> Batch:
+    with generators_kept():
+        data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
+    return Batch(data, place(0, 0, rows, weight=weight))
 
 
 def _sums(
@@ -63,9 +113,7 @@ def _sums(
     with torch.no_grad():
         for rows in (some.tolist() for some in batches):
             weight = sum(weighs[i] for i in rows)
-            with generators_kept():
-                data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
-            batch = Batch(data, place(0, 0, rows, weight=weight))
+            batch = _batch(job, rows, weight, device)
             output, loss = without_graph(output_and_loss, job, model, batch)
             if loss is None:  # the output of an evaluation has no loss
                 sums.pop("loss", None)

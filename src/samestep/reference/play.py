@@ -23,6 +23,7 @@ from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state, seed
 from samestep.reference.first_gradient import FirstGradient, present, sample
+from samestep.reference.life import Life
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.optimizers import Closure, PlayedPhase, phases_of, scheduled
@@ -56,6 +57,7 @@ class TrainingResult:
     before_last: State
     own_before_last: State
     evaluation: EvaluationRecord | None
+    life: Life | None = None
 
 
 def play(
@@ -72,6 +74,7 @@ def play(
     then: Layout | None = None,
     then_from: int | None = None,
     moved: Collection[str] = (),
+    life: Life | None = None,
 ) -> TrainingResult:
     """Trains `job` on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
@@ -79,18 +82,23 @@ def play(
     noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
     evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
-    steps from `then_from` on, as where other ranks continue. moved: the parameters that the forward pass moves.
+    steps from `then_from` on, as where other ranks continue. moved: the parameters that the forward pass moves. life:
+    what a run does besides; it evaluates by itself.
     """
-    training = ReplicatedTraining(job, layout, noise, device, neutral, moved)
+    training = ReplicatedTraining(job, layout, noise, device, neutral, moved, life)
     training.most_replicas = max(layout.replicas, then.replicas if then else 0)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
     for step, scheduled_step in enumerate(range(steps) if isinstance(steps, int) else steps):
         if then and step == then_from:
             training.continue_with(then)
+        if life and step == life.stop:
+            training.restart()
         losses = training.step(step, scheduled_step)
         if after_step:
             after_step(step, losses)
+        if life:
+            life.after(step + 1, training.state)
     result = training.result(evaluated)
     model = weakref.ref(training.model)
     del training
@@ -126,17 +134,21 @@ class ReplicatedTraining:
         device: str,
         neutral: Neutral | None,
         moved: Collection[str],
+        life: Life | None = None,
     ) -> None:
         self.neutral, self.moved = neutral or nullcontext(), frozenset(moved)
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
-        self.model = job.model().to(device)
+        self.model, self.life = job.model().to(device), life
+        if life:
+            life.begin(self.model)
         if noise:
             noise.perturb(self.model.parameters())
         self.phases = phases_of(job, self.model)
         self.scheduled = scheduled(self.phases)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model, self.moved) for _ in self.replicas]
+        self.attributes_at_start = self.states[0].attributes
         self.carried = Carried(job)
         self.epoch = -1
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -160,6 +172,11 @@ class ReplicatedTraining:
             self.states = [ReplicaState(self.model, self.moved) for _ in range(layout.replicas)]
         self.layout, self.replicas = layout, range(layout.replicas)
 
+    def restart(self) -> None:
+        """Forgets what no checkpoint has: what the model keeps in attributes, such as a hidden state or a cache."""
+        for state in self.states:
+            state.attributes = self.attributes_at_start
+
     def step(self, step: int, scheduled_step: int) -> list[float]:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
         the losses. step: counted in this training. scheduled_step: in the whole schedule."""
@@ -174,7 +191,7 @@ class ReplicatedTraining:
         self.norms.append(norm)
         mean = _mean_loss(micro_batches)
         closure = Closure(self.parameters, mean, lambda: _mean_loss(self._evaluated(step, scheduled_step, phase)[0]))
-        self._optimizer_step(phase, closure, ends_epoch=(scheduled_step + 1) % per_epoch(self.job) == 0)
+        self._optimizer_step(phase, closure, step, ends_epoch=(scheduled_step + 1) % per_epoch(self.job) == 0)
         return [micro_batch.loss or 0.0 for _, micro_batch in micro_batches]
 
     def _evaluated(
@@ -323,7 +340,7 @@ class ReplicatedTraining:
         self.draws = self.draws or all_rows.draws
         return all_rows
 
-    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, *, ends_epoch: bool) -> None:
+    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, step: int, *, ends_epoch: bool) -> None:
         """The phase's optimizer; the scheduler where it is due."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
         if phase.job.optimizer.needs_closure:
@@ -344,10 +361,11 @@ class ReplicatedTraining:
             self.scheduled.step()  # a scheduler warns where it has not been called
         if self.scheduler and ((every == "step" and ends_round) or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
-        if self.scheduler and self.job.scheduler and every == "evaluation":
-            after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device, twice=False))
+        evaluates = self.life is None or self.life.evaluates(step + 1)
+        if self.scheduler and self.job.scheduler and every == "evaluation" and evaluates:
+            after_evaluation(self.job, self.scheduler, evaluate(self.job, self.state(), self.device, twice=False))
 
-    def _state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """The weights as they are evaluated and saved: averaged where the job asks for it, with replica 0's buffers."""
         self.states[0].restore(self.model)
         state = {name: t.detach() for name, t in self.model.state_dict().items() if isinstance(t, Tensor)}
@@ -362,7 +380,9 @@ class ReplicatedTraining:
         optimizer's state are freed."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         later = () if self.noise else LATER
-        state = self._state()
+        state = self.state()
+        if self.life:
+            self.life.end(state, self.model, [replica.buffers for replica in self.states])
         self._clear_gradients()
         for optimizer in (self.scheduled, *(phase.optimizer for phase in self.phases)):
             optimizer.state.clear()
@@ -379,6 +399,7 @@ class ReplicatedTraining:
             before_last=present(names, self.first.before_last()) if self.first else {},
             own_before_last=present(names, self.first.own_before_last()) if self.first else {},
             evaluation=evaluate(self.job, state, self.device, twice=not self.noise) if evaluated else None,
+            life=self.life,
         )
 
     def _later(self, epoch: int) -> list[list[list[int]]]:

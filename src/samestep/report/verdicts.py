@@ -18,6 +18,7 @@ TRAININGS = {
     "sgd": "training_under_sgd",
     "user": "training_under_own_optimizer",
     "late": "training_of_late_epochs",
+    "life": "training_of_life",
 }
 VERDICTS = {
     "same": "verdict_same",
@@ -46,6 +47,10 @@ QUANTITIES = {
     "every index once": "quantity_every_index_once",
     "evaluation rows": "quantity_evaluation_rows",
     "evaluation": "quantity_evaluation",
+    "best evaluation": "quantity_best_evaluation",
+    "saved weights": "quantity_saved_weights",
+    "averaged weights": "quantity_averaged_weights",
+    "predictions": "quantity_predictions",
     "resumed step": "quantity_resumed_step",
     "resumed state": "quantity_resumed_state",
 }

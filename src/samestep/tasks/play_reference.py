@@ -25,6 +25,7 @@ from samestep.records.plan import (
     OWN_DTYPE,
     ContinuedLayout,
     LayoutPlan,
+    LifeOptions,
     ProveTask,
     ReferencePlan,
     interruption,
@@ -33,13 +34,14 @@ from samestep.records.record import (
     Progress,
     Record,
     ReferenceLayoutRecord,
+    ReferenceLifeRecord,
     ReferenceTrainingRecord,
     SeparationRecord,
     attempt,
     write_progress,
 )
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
+from samestep.tasks.proof_job import SGD_LR, life_steps, proof_job, steps_of
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -228,7 +230,7 @@ class ReferencePlayer:
             try:
                 trainings.played[name] = self._training(number, planned, training, near)
             except Exception as error:
-                if name != "late":
+                if name not in ("late", "life"):
                     raise
                 trainings.not_played[name] = line_of(error)
         return trainings
@@ -251,15 +253,33 @@ class ReferencePlayer:
             check_repeats(base, self._play(training, planned), self.world.device)
         facts, start = self._facts(small, training.dtype)
         plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
+        if plain.life:
+            plain = replace(plain, life=self._with_own_losses(plain.life, training, planned))
         if planned.compared:
             self.compared[number] = base.state
         else:
             write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
-            if name == "user":  # the job's optimizer may keep more than SGD does
+            if name in ("user", "life"):  # the job's optimizer may keep more than SGD does, and a run more weights
                 base = replace(base, state=Written(self.folder, self.world.rank, key))
+            if base.life:
+                base.life.saved, base.life.raw = (
+                    Written(self.folder, self.world.rank, key + kind) for kind in (".saved", ".raw")
+                )
         del start
         with self._slower_where_it_explodes(training):
             return [plain, *self._with_noise(training, planned, base, small, facts)]
+
+    def _with_own_losses(
+        self, life: ReferenceLifeRecord, training: ProveTask, planned: LayoutPlan
+    ) -> ReferenceLifeRecord:
+        """Adds the first losses of a run that begins with the model's own weights."""
+        small = proof_job(self.job, training)
+        own = reference.play(
+            small, _layout(planned), 1, device=self.world.device, evaluated=False, moved=self.moved or ()
+        )
+        losses = [[micro_batch.loss or 0.0 for micro_batch in replica] for replica in own.micro_batches]
+        cut = life_steps(training, len(small.phases))
+        return replace(life, own_losses=losses, checkpoint_every=cut.checkpoint_every)
 
     def _facts(self, job: Job, dtype: str) -> tuple[ModelFacts, State]:
         """Describes the untrained model, and returns its tensors. Writes samples of them once."""
@@ -282,7 +302,7 @@ class ReferencePlayer:
 
         def with_noise(seed: int) -> ReferenceTrainingRecord:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
-            return _record(self._play(training, planned, noise), job, facts, base)
+            return _record(self._play(training, planned, noise, base.life), job, facts, base)
 
         try:
             noisy = [with_noise(seed) for seed in seeds]
@@ -300,12 +320,21 @@ class ReferencePlayer:
         return noisy
 
     def _play(
-        self, training: ProveTask, planned: LayoutPlan, noise: reference.Noise | None = None
+        self,
+        training: ProveTask,
+        planned: LayoutPlan,
+        noise: reference.Noise | None = None,
+        like: reference.Life | None = None,
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
         steps = steps_of(training, small, reference.per_epoch(small))
         sgd = training.training == "sgd"
         explosion = end_at_explosion(max(1, len(self.job.phases))) if sgd and not noise else None
+
+        life = None
+        if training.training == "life":
+            cut = life_steps(training, len(small.phases))
+            life = reference.Life(small, cut.every, cut.stop, cut.steps, self.world.device, like)
 
         def after_step(step: int, losses: list[float]) -> None:
             self.progress.after_step(step, len(steps))
@@ -320,11 +349,12 @@ class ReferencePlayer:
             neutral=self.neutral,
             device=self.world.device,
             parts=training.training == "gradient" and not noise,
-            evaluated=not planned.compared,
+            evaluated=not planned.compared and life is None,
             after_step=after_step,
             then=_layout(planned.then) if planned.then else None,
             then_from=_interruption(small, training, planned, len(steps)),
             moved=self.moved or (),
+            life=life,
         )
 
     def _at_stable_rate(self, training: ProveTask, planned: LayoutPlan) -> tuple[ProveTask, reference.TrainingResult]:
@@ -400,6 +430,24 @@ def _record(
         phases=max(1, len(job.phases)),
         evaluation=result.evaluation,
         distances=distances(base.state, result.state) if base else {},
+        life=_life(result.life, base.life if base else None) if result.life else None,
+    )
+
+
+def _life(life: reference.Life, base: reference.Life | None) -> ReferenceLifeRecord:
+    """Returns the record of a run's life. base: of one with noise, the run as it is."""
+    tensors = life.tensors()
+    return ReferenceLifeRecord(
+        every=life.every,
+        stop=life.stop,
+        steps=life.steps,
+        at_step=life.at_step,
+        evaluations=life.evaluations,
+        before=life.before,
+        best_at=life.best_at,
+        options=LifeOptions(life.best, life.best_after, predictions=bool(life.outputs)),
+        parameters=life.parameters,
+        distances={kind: distances(state, tensors[kind]) for kind, state in base.tensors().items()} if base else {},
     )
 
 

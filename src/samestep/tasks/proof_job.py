@@ -1,14 +1,15 @@
 """Makes the job that a proof trains: the user's job on a subset of its rows, in the proof's dtype and optimizer.
 
-Four trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
+Five trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
 gradient), `sgd` (SGD with momentum, which decides), `late` (the same, with averaged weights, over the ends of later
-epochs of a few rows) and `user` (the job's own optimizer, which confirms; with it averaged weights are compared).
+epochs of a few rows), `life` (the same rows, trained as `samestep run` does, with a restart) and `user` (the job's own
+optimizer, which confirms; with it averaged weights are compared).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -28,7 +29,25 @@ EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a s
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 LATE_EPOCHS = (1, 2, 96)  # over whose ends `late` trains
 TWO_BATCHES = 2  # of which an epoch of `late` consists
+INIT = 0.875  # times the model's own weights: those that `life` begins with
 OTHER_STEPS = 8  # of the other trainings, unless a step is costly
+
+
+@dataclass(frozen=True)
+class LifeSteps:
+    """The steps of a run that is stopped and started again: see records.record.ReferenceLifeRecord."""
+
+    every: int
+    stop: int
+    steps: int
+    checkpoint_every: int
+
+
+def life_steps(training: ProveTask, phases: int) -> LifeSteps:
+    """Returns the steps of `life`: two evaluations before the restart, two after it, and a checkpoint in between, which
+    a step follows. Fewer where the other trainings have few."""
+    of_rounds = (1, 2, 4, 2) if training.steps < OTHER_STEPS else (2, 5, 8, 4)
+    return LifeSteps(*(max(1, phases) * rounds for rounds in of_rounds))
 
 
 def proof_job(job: Job, training: ProveTask) -> Job:
@@ -65,6 +84,9 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     if not by_evaluation and (training.training == "late" or training.dtype == OWN_DTYPE):
         small = replace(small, evaluation=None)  # the others' weights are evaluated
     small = replace(small, ema=min(job.ema, EMA) if job.ema and training.training != "sgd" else None)
+    if training.training == "life":
+        steps = life_steps(training, len(job.phases)).steps
+        small = replace(small, max_steps=steps, on_step=None, on_evaluation=None)
     if training.training == "user":
         return small
     return _with_optimizer(small, lambda recipe: _sgd(recipe, training.sgd_lr))
@@ -90,7 +112,7 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
 def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
     length, batch = len(job.train), job.global_batch
-    if training.training == "late":
+    if training.training in ("late", "life"):
         training = replace(training, steps=TWO_BATCHES * max(1, len(job.phases)))
     rows = subset_length(length, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
     if job.carry_state:
@@ -109,6 +131,8 @@ def steps_of(training: ProveTask, job: Job, steps_per_epoch: int) -> tuple[int, 
     fewer where the other trainings have few. job: the proof's.
     """
     phases, few = max(1, len(job.phases)), training.steps < OTHER_STEPS
+    if training.training == "life":
+        return tuple(range(life_steps(training, phases).steps))
     if training.training != "late":
         return tuple(range(phases if training.training == "gradient" else training.steps))
     ends = [(epoch + 1) * steps_per_epoch - phases for epoch in (LATE_EPOCHS[1:] if few else LATE_EPOCHS)]

@@ -17,6 +17,7 @@ from samestep.records.checkpoint import Interval
 from samestep.records.plan import Interrupted, Plan, ProveTask, interruption
 from samestep.records.record import TrainingRecord
 from samestep.records.tensor_files import write_state
+from samestep.tasks.life import live
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
@@ -61,6 +62,8 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
 
     inductor.fallback_random = True  # dropout that is compiled draws what the reference's draws
     small = proof_job(job, training)
+    if training.training == "life":
+        return live(plan, training, small, engine, world)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
     played = steps_of(training, small, schedule_of(small, 1).steps_per_epoch)
     steps = len(played)

@@ -44,6 +44,9 @@ def write_training(folder: Path, rank: int, key: str, result: reference.Training
     if result.own:
         parts = {".own": result.own, ".before_last": result.before_last, ".own_before_last": result.own_before_last}
         tensors |= parts
+    if result.life:
+        tensors |= {kind: state for kind, state in result.life.tensors().items() if "buffers" not in kind}
+        tensors |= {f".evaluated{number}": sample for number, sample in enumerate(result.life.samples)}
     first, *later_buffers = result.buffers
     for replica, buffers in enumerate(later_buffers, 1):
         different = {name: buffer for name, buffer in buffers.items() if not _equal(buffer, first[name])}

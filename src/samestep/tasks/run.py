@@ -1,4 +1,4 @@
-"""Trains the whole job: what `samestep run` does on each rank."""
+"""Trains the whole job, and evaluates weights: what `samestep run` and `evaluate` do on each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.job import Job
 from samestep.message import message
 from samestep.rank import hardware
 from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
-from samestep.rank.evaluate import BestWeights
+from samestep.rank.evaluate import BestWeights, evaluate
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.guards import Guards, check_can_skip
 from samestep.rank.listeners import Listeners, listeners_of
@@ -25,7 +25,8 @@ from samestep.rank.process_group import checkpoint_store, export_store, stop_sto
 from samestep.rank.spot_check import ReplayProcess, SpotChecks, check_can_spot_check
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
-from samestep.records.plan import Plan, RunTask
+from samestep.records.files import write_array
+from samestep.records.plan import EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.records.spot_check import CHECKS, SpotCheckPlan, spot_checks_in
 from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER
@@ -136,6 +137,17 @@ def _spot_checks(
             SpotCheckPlan(plan.job, plan.settings, layout, world.size, device, str(checks), stops), folder
         )
     return SpotChecks(world, training.spot_check, steps=steps, folder=folder, replays=replays)
+
+
+def evaluate_weights(plan: Plan, training: EvaluateTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
+    """Evaluates the weights in training.init on the job's evaluation, and writes the model's outputs if requested."""
+    if world.size > 1:
+        check_same_data(job, world, training=False)
+    model = model_with_weights(job.model, Path(training.init)).to(world.device)
+    evaluated = evaluate(job, model, world, predictions=bool(training.predictions))
+    if training.predictions and evaluated.predictions is not None:
+        write_array(Path(training.predictions), evaluated.predictions)
+    return TrainingRecord(evaluation=evaluated.record())
 
 
 def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile:

@@ -9,22 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import engine as engines
-from samestep.data.fingerprint import check_same_data
 from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank import flight_recorder, hardware
-from samestep.rank.evaluate import evaluate
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
 from samestep.rank.process_group import process_group
 from samestep.rank.threaded_group import active_turns
-from samestep.rank.weights import model_with_weights
-from samestep.records.files import write_array
-from samestep.records.plan import EvaluateTask, MeasureTask, Plan
+from samestep.records.plan import MeasureTask, Plan
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.tasks.inspect.load import build
 from samestep.tasks.prove import prove
-from samestep.tasks.run import run_training
+from samestep.tasks.run import evaluate_weights, run_training
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
@@ -40,17 +36,6 @@ def measure(plan: Plan, training: MeasureTask, job: Job, engine: Engine, world: 
     run = Run(job, world, training.steps)
     run_engine(engine, job, world, run, plan.engine_settings)
     return replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))
-
-
-def evaluate_weights(plan: Plan, training: EvaluateTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
-    """Evaluates the weights in training.init on the job's evaluation, and writes the model's outputs if requested."""
-    if world.size > 1:
-        check_same_data(job, world, training=False)
-    model = model_with_weights(job.model, Path(training.init)).to(world.device)
-    evaluated = evaluate(job, model, world, predictions=bool(training.predictions))
-    if training.predictions and evaluated.predictions is not None:
-        write_array(Path(training.predictions), evaluated.predictions)
-    return TrainingRecord(evaluation=evaluated.record())
 
 
 KINDS: dict[str, Callable[..., TrainingRecord]] = {

@@ -7,7 +7,18 @@
 
 from __future__ import annotations
 
-from mutations.faults import engine_loops, engines, late, loop, numerics, own_dtype, rows_and_evaluation, shared, steps
+from mutations.faults import (
+    engine_loops,
+    engines,
+    late,
+    loop,
+    numerics,
+    own_dtype,
+    rows_and_evaluation,
+    run,
+    shared,
+    steps,
+)
 from mutations.faults.fault import ALL, DDP, Fault
 
 __all__ = ["ALL", "DDP", "FAULTS", "Fault"]
@@ -21,4 +32,5 @@ FAULTS = (
     *shared.FAULTS,
     *late.FAULTS,
     *own_dtype.FAULTS,
+    *run.FAULTS,
 )  # in the order of the table

@@ -1,0 +1,309 @@
+"""Compares the life of a run with the reference's: its losses, evaluations, restart, and what its files hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.compare import Comparison, bound_of, distance, evaluation_bound, furthest, largest_of
+from samestep.proof.trace import sample_like
+from samestep.records.record import EvaluationRecord, TrainingRecord
+from samestep.records.results import Divergence
+
+LIFE = "life"
+ALIKE = 1e-9  # relative: what is another evaluation's, or another order's
+
+
+def compare_life(comparison: Comparison) -> Iterator[Divergence]:
+    """Yields the differences in the life of a run, in causal order."""
+    life = LifeComparison(comparison)
+    yield from life.steps()
+    yield from life.losses_and_evaluations()
+    yield from life.best()
+    yield from life.last_weights()
+    yield from life.saved()
+    comparison.not_compared = life.notes
+
+
+class LifeComparison:
+    """The run of an engine beside that of the reference. notes: what of it cannot be compared."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison, expectation = comparison, comparison.expectation
+        played = expectation.facts.trainings[LIFE]
+        lives = [training.life for training in played if training.life]
+        self.want, *self.noisy = lives
+        self.ranks = comparison.record.training(LIFE)
+        self.traces = [expectation.trace(LIFE, number, comparison.processes) for number in range(len(played))]
+        self.notes: list[Message] = []
+
+    def steps(self) -> Iterator[Divergence]:
+        """The steps before the restart, after it, and of the last checkpoint."""
+        for rank, training in enumerate(self.ranks):
+            restart, want = training.restart, self.want
+            assert restart
+            if restart.stopped_at != want.stop:
+                yield self._divergence(
+                    "optimizer steps", want.stop, restart.stopped_at, "run_stopped_at_another_step", rank=rank
+                )
+            if restart.continued_at != want.stop:
+                how = "training_began_anew" if restart.continued_at == 0 else "run_continued_at_another_step"
+                yield self._divergence("resumed step", want.stop, restart.continued_at, how, rank=rank)
+            if restart.done != want.steps:
+                yield self._divergence(
+                    "optimizer steps", want.steps, restart.done, "run_ended_at_another_step", rank=rank
+                )
+            if restart.saved_at not in (None, want.steps):
+                yield self._divergence("optimizer steps", want.steps, restart.saved_at, "checkpoint_of_another_step")
+
+    def losses_and_evaluations(self) -> Iterator[Divergence]:
+        """Step by step the ranks' losses, and the evaluation after it."""
+        bounds = self.comparison.loss_bounds(self.traces[0], self.traces[1:])
+        at_step = {step: number for number, step in enumerate(self.want.at_step)}
+        curves = [{int(entry["step"]): entry for entry in training.curve} for training in self.ranks]
+        for step in range(self.want.steps):
+            for rank, training in enumerate(self.ranks):
+                yield from self._losses(step, rank, training, bounds[step])
+            for rank, curve in enumerate(curves if step + 1 in at_step else ()):
+                number = at_step[step + 1]
+                if step + 1 not in curve:
+                    cause = message("evaluation_left_out", steps=step + 1)
+                    yield self._divergence("evaluation", self.want.at_step, [*curve], cause, step=step, rank=rank)
+                else:
+                    yield from self._evaluation(number, curve[step + 1], rank)
+        for rank, curve in enumerate(curves):
+            if [*curve] != (self.want.at_step or [self.want.steps]):
+                cause = message("evaluation_at_another_step")
+                yield self._divergence("evaluation", self.want.at_step, [*curve], cause, rank=rank)
+
+    def _losses(self, step: int, rank: int, training: TrainingRecord, bound: float) -> Iterator[Divergence]:
+        want = [micro_batch for micro_batch in self.traces[0].micro_batches[rank] if micro_batch.step == step]
+        observed = zip(training.step_of, training.losses, training.weight_of)
+        got = [(loss, weight) for at, loss, weight in observed if at == step]
+        if len(got) != len(want):
+            yield self._divergence("rows", len(want), len(got), self._cause_of_loss(step, []), step=step, rank=rank)
+            return
+        for micro_batch, (loss, weight) in zip(want, got):
+            self.comparison.bitwise &= micro_batch.loss_sum == loss * weight
+            if not abs(micro_batch.loss_sum - loss * weight) <= bound:
+                cause = self._cause_of_loss(step, [value for value, _ in got])
+                yield self._divergence("loss", micro_batch.mean_loss, loss, cause, step=step, rank=rank)
+
+    def _cause_of_loss(self, step: int, losses: list[float]) -> Message:
+        """Names what happened just before the first step whose loss is wrong."""
+        every, stop, saved = self.want.every, self.want.stop, self.want.checkpoint_every
+        phases = self.comparison.expectation.of(LIFE).phases
+        if step == 0:
+            own = [loss for replica in self.want.own_losses for loss in replica]
+            loaded = not any(math.isclose(a, b, rel_tol=ALIKE) for a in losses for b in own if a)
+            return message("first_loss_of_run_differs" if loaded else "init_not_loaded")
+        if stop <= step < stop + phases:
+            return message("wrong_since_restart", step=stop)
+        if stop < step:
+            return message("state_lost_at_restart", step=stop)
+        if every <= step < every + phases:
+            return message("wrong_since_evaluation", step=every)
+        if saved <= step < saved + phases:
+            return message("wrong_since_checkpoint", step=saved)
+        return message("wrong_where_nothing_observes")
+
+    def _evaluation(self, number: int, entry: Mapping[str, float], rank: int) -> Iterator[Divergence]:
+        """One evaluation's figures."""
+        want = self.want.evaluations[number]
+        for name, total in want.sums.items():
+            if name in self._unsteady():
+                continue
+            over, got = _divisor(want, name), entry.get(name, math.nan)
+            if not abs(total / over - got) <= self._bound(number, name):
+                step = self.want.at_step[number] - 1
+                cause = self._cause_of_evaluation(number, name, got)
+                yield self._divergence("evaluation", total / over, got, cause, step=step, tensor=name, rank=rank)
+
+    def _cause_of_evaluation(self, number: int, name: str, got: float) -> Message:
+        earlier = [*reversed(self.want.evaluations[:number]), *([self.want.before] if self.want.before else [])]
+        if any(math.isclose(got, _mean(evaluation, name), rel_tol=ALIKE) for evaluation in earlier):
+            return message("evaluation_of_earlier_weights")
+        return message("evaluation_of_other_weights")
+
+    def _unsteady(self) -> set[str]:
+        return {name for evaluation in self.want.evaluations for name in evaluation.unsteady}
+
+    def _bound(self, number: int, name: str) -> float:
+        """How far rounding explains that an evaluation's mean is off."""
+        want = self.want.evaluations[number]
+        noisy = [life.evaluations[number] for life in self.noisy]
+        return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps) / _divisor(want, name)
+
+    def best(self) -> Iterator[Divergence]:
+        """Which evaluation is the best one."""
+        if self.want.options.best is None:
+            return
+        if not self._is_decided():
+            self.notes.append(message("best_evaluation_not_compared"))
+            return
+        for rank, training in enumerate(self.ranks):
+            if training.best_at != self.want.best_at:
+                at_step = dict(enumerate(self.want.at_step))
+                expected, found = (at_step.get(number, "none") for number in (self.want.best_at, training.best_at))
+                is_worst = training.best_at in self._with_directions_exchanged()
+                cause = message("best_by_wrong_direction" if is_worst else "another_evaluation_is_best")
+                yield self._divergence("best evaluation", expected, found, cause, rank=rank)
+
+    def _is_decided(self) -> bool:
+        """Whether the figures that decide are further apart than rounding explains."""
+        assert self.want.options.best
+        name, best_at = self.want.options.best[0], self.want.best_at
+        values = [_mean(evaluation, name) for evaluation in self.want.evaluations]
+        pairs = [(0, 1), *((best_at, number) for number in (1, 2, 3) if number != best_at)]
+        return all(abs(values[a] - values[b]) > self._bound(a, name) + self._bound(b, name) for a, b in pairs)
+
+    def _with_directions_exchanged(self) -> set[int]:
+        """The evaluation that would be the best one by the other directions."""
+        options = self.want.options
+        assert options.best and options.best_after
+        values = [_mean(evaluation, options.best[0]) for evaluation in self.want.evaluations]
+        best_at = 0
+        for number, value in enumerate(values):
+            direction = (options.best if number < 2 else options.best_after)[1]
+            if value < values[best_at] if direction == "max" else value > values[best_at]:
+                best_at = number
+        return {best_at}
+
+    def last_weights(self) -> Iterator[Divergence]:
+        """Parameters, averages and each rank's buffers in the last checkpoint."""
+        expectation, record = self.comparison.expectation, self.comparison.record
+        want, got = expectation.arrays(LIFE), record.arrays(LIFE)
+        raw, got_raw = expectation.arrays(LIFE, ".raw"), record.arrays(f"{LIFE}.raw")
+        names, last = self.want.parameters, self.want.steps - 1
+        if missing := [name for name in names if name not in got]:
+            cause = message("names_of_weights_differ")
+            yield self._divergence(
+                "names of the weights", sorted(names), sorted(got), cause, step=last, tensor=missing[0]
+            )
+            return
+        spread = expectation.noise_distances(LIFE)
+        if raw:
+            of_raw = self._distances(".raw")
+            yield from self._tensors("parameter", raw, got_raw, of_raw, "last_update_wrong")
+        quantity, cause_id = ("averaged weights", "average_wrong") if raw else ("parameter", "last_update_wrong")
+        yield from self._tensors(quantity, {name: want[name] for name in names}, got, spread, cause_id)
+        yield from self._buffers(want)
+
+    def _buffers(self, want: Mapping[str, Any]) -> Iterator[Divergence]:
+        """The buffers of each rank, where a rank is a replica."""
+        expectation, record = self.comparison.expectation, self.comparison.record
+        replicas = expectation.facts.layout.replicas
+        of_replicas = [{}, *(expectation.arrays(LIFE, f".buffers{number}") for number in range(1, replicas))]
+        for rank in range(self.comparison.processes if replicas == self.comparison.processes else 1):
+            got = record.arrays(f"{LIFE}.buffers{rank}")
+            expected = {name: of_replicas[rank].get(name, want.get(name)) for name in got}
+            known = {name: value for name, value in expected.items() if value is not None}
+            for name, value, found in self.comparison.outside(LIFE, known, got, self._distances(f".buffers{rank}")):
+                others = [
+                    number
+                    for number, buffers in enumerate(of_replicas)
+                    if number != rank and _alike(buffers.get(name, want.get(name)), found)
+                ]
+                cause = message("buffers_synchronised_in_another_way")
+                if others:
+                    cause = message("buffers_of_another_rank", rank=others[0])
+                yield self._difference("buffer", (name, value, found), cause, rank=rank)
+
+    def saved(self) -> Iterator[Divergence]:
+        """The weights that are saved, and what they predict."""
+        expectation, record = self.comparison.expectation, self.comparison.record
+        if self.want.options.best and not self._is_decided():
+            return
+        want, got = expectation.arrays(LIFE, ".saved"), record.arrays(f"{LIFE}.saved")
+        if sorted(want) != sorted(got):
+            cause = message("names_of_weights_differ" if got else "weights_not_in_their_file")
+            yield self._divergence("names of the weights", sorted(want), sorted(got), cause)
+            return
+        for difference in self.comparison.outside(LIFE, want, got, self._distances(".saved")):
+            yield self._difference("saved weights", difference, self._cause_of_saved(got))
+        outputs, found = (
+            side.get("outputs") for side in (expectation.arrays(LIFE, ".outputs"), record.arrays(f"{LIFE}.outputs"))
+        )
+        if outputs is None:
+            if self.want.evaluations:
+                self.notes.append(message("predictions_not_compared"))
+            return
+        yield from self._predictions(outputs, found)
+
+    def _cause_of_saved(self, got: Mapping[str, Any]) -> Message:
+        """Looks for the evaluation whose weights were saved."""
+        for number, step in enumerate(self.want.at_step):
+            sample = self.comparison.expectation.arrays(LIFE, f".evaluated{number}")
+            if all(_alike(sample[name], sample_like(got[name], sample[name])) for name in got):
+                return message("saved_weights_of_another_evaluation", steps=step)
+        return message("saved_weights_of_no_evaluation")
+
+    def _predictions(self, want: Any, got: Any) -> Iterator[Divergence]:
+        if got is not None and got.shape == want.shape:
+            spread = max(life.distances[".outputs"]["outputs"] for life in self.noisy)
+            if distance(want, got) <= bound_of(spread, self.comparison.eps, largest_of(want), 0.0, 0.0):
+                return
+            rows = [sorted(map(bytes, np.ascontiguousarray(side.round(9) + 0.0))) for side in (want, got)]
+            ordered = rows[0] == rows[1]
+            cause = message("predictions_in_another_order" if ordered else "predictions_differ")
+            yield self._difference("predictions", ("", want, got), cause)
+            return
+        shape = "none" if got is None else list(got.shape)
+        yield self._divergence("predictions", list(want.shape), shape, message("predictions_differ"))
+
+    def _tensors(
+        self, quantity: str, want: Mapping[str, Any], got: Mapping[str, Any], spread: Mapping[str, float], cause_id: str
+    ) -> Iterator[Divergence]:
+        for difference in self.comparison.outside(LIFE, want, got, spread):
+            yield self._difference(quantity, difference, Message(cause_id))
+
+    def _distances(self, kind: str) -> dict[str, float]:
+        """Tensor -> how far rounding alone moves it."""
+        noisy = [life.distances[kind] for life in self.noisy]
+        return {name: max(distances[name] for distances in noisy) for name in (noisy[0] if noisy else ())}
+
+    def _difference(
+        self, quantity: str, difference: tuple[str, Any, Any], cause: Message, rank: int | None = None
+    ) -> Divergence:
+        name, want, got = difference
+        index = furthest(want, got)
+        pair = float(want[index]), float(got[index])
+        return self._divergence(quantity, *pair, cause, step=self.want.steps - 1, tensor=name or None, rank=rank)
+
+    def _divergence(
+        self,
+        quantity: str,
+        expected: Any,
+        found: Any,
+        cause: str | Message,
+        *,
+        step: int | None = None,
+        tensor: str | None = None,
+        rank: int | None = None,
+    ) -> Divergence:
+        said = Message(cause) if isinstance(cause, str) else cause
+        values = (
+            str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for value in (expected, found)
+        )
+        shown = dict(zip(("expected", "found"), values))
+        return Divergence(LIFE, step, quantity, tensor=tensor, rank=rank, cause=said, **shown)
+
+
+def _divisor(evaluation: EvaluationRecord, name: str) -> float:
+    """What a sum of an evaluation is divided by for its mean."""
+    return 1.0 if name in evaluation.whole else evaluation.weight if name == "loss" else float(evaluation.rows)
+
+
+def _mean(evaluation: EvaluationRecord, name: str) -> float:
+    return evaluation.sums[name] / _divisor(evaluation, name)
+
+
+def _alike(want: Any, got: Any) -> bool:
+    if want is None or want.shape != got.shape:
+        return False
+    return bool(np.allclose(want, got, rtol=ALIKE, atol=ALIKE * largest_of(want), equal_nan=True))

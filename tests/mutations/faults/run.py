@@ -1,0 +1,346 @@
+"""Faults of what `samestep run` does besides training: nothing that the proof observes step by step shows them."""
+
+from __future__ import annotations
+
+from mutations.faults.fault import DDP, EVALUATE, RUN, Fault
+
+LIFE, BEST, WEIGHTS = "tasks/run.py", EVALUATE, "rank/weights.py"
+STATE, CHECKPOINTS = "rank/checkpoint_state.py", "rank/checkpoints.py"
+BETTER = '    return after > before if direction == "max" else after < before\n'
+ADDED = "        self.add(done, self._state())\n"
+EVALUATED = "                ends = self._evaluator.evaluate(self.count.done)\n"
+SAVED = "            save(state, self.weights, self.saved)\n            self._unsaved = None\n"
+UNOBSERVED = "wrong_where_nothing_observes"
+RESTART = "wrong_since_restart|state_lost_at_restart"
+SWAPPED = "            with self._ema.swapped() if self._ema else nullcontext():\n"
+
+FAULTS = (
+    Fault(
+        "run: the best weights by the opposite direction",
+        BEST,
+        BETTER,
+        BETTER.replace("after > before", "after < before").replace("else after < before", "else after > before"),
+        ("best evaluation",),
+        "best_by_wrong_direction",
+        also="life",
+    ),
+    Fault(
+        "run: the best weights are the latest",
+        BEST,
+        "            if writes and self.best is not None:\n",
+        "        if writes and self.best is not None:\n            if True:\n",
+        ("saved weights",),
+        "saved_weights_of_another_evaluation",
+        also="life",
+    ),
+    Fault(
+        "run: the weights of the evaluation before are saved",
+        BEST,
+        SAVED,
+        "            state = {name: value.detach().clone() for name, value in state.items()}\n"
+        "            save(getattr(self, 'before', state), self.weights, self.saved)\n"
+        "            self.before = state\n"
+        "            self._unsaved = None\n",
+        ("saved weights",),
+        "saved_weights_of_another_evaluation",
+        also="life",
+    ),
+    Fault(
+        "run: best_at is one off",
+        BEST,
+        "            self.best_at = len(self.curve) - 1\n",
+        "            self.best_at = max(0, len(self.curve) - 2)\n",
+        ("best evaluation",),
+        "another_evaluation_is_best|best_by_wrong_direction",
+        also="life",
+    ),
+    Fault(
+        "run: the weights of --init are not loaded",
+        WEIGHTS,
+        "    built.load_state_dict({**built.state_dict(), **loaded})\n",
+        "",
+        ("loss",),
+        "init_not_loaded",
+        also="life",
+    ),
+    Fault(
+        "run: of --init the buffers are not loaded",
+        WEIGHTS,
+        "    built.load_state_dict({**built.state_dict(), **loaded})\n",
+        "    named = dict(built.named_parameters())\n"
+        "    built.load_state_dict({**built.state_dict(), **{n: t for n, t in loaded.items() if n in named}})\n",
+        ("evaluation", "buffer", "loss"),
+        "evaluation_of_other_weights|buffers_synchronised_in_another_way",
+        ("conv",),
+        "buffers",
+        also="life",
+    ),
+    Fault(
+        "run: stale weights are evaluated",
+        BEST,
+        ADDED,
+        "        state = {name: value.detach().clone() for name, value in self._state().items()}\n"
+        "        self.add(done, getattr(self, 'before', state))\n"
+        "        self.before = state\n",
+        ("evaluation",),
+        "evaluation_of_earlier_weights",
+        also="life",
+    ),
+    Fault(
+        "run: an evaluation in training mode",
+        BEST,
+        "    model.eval()\n    with torch.no_grad(), _memory_errors",
+        "    model.train() if job.max_steps else model.eval()\n    with torch.no_grad(), _memory_errors",
+        ("evaluation",),
+        "evaluation_of_other_weights",
+        ("conv", "transformer"),
+        "dropout",
+        also="life",
+    ),
+    Fault(
+        "run: a step fewer",
+        LIFE,
+        "    steps = job.steps(schedule.steps_per_epoch)\n",
+        "    steps = job.steps(schedule.steps_per_epoch) - 1\n",
+        ("optimizer steps",),
+        "run_ended_at_another_step",
+        also="life",
+    ),
+    Fault(
+        "run: a gradient 1 % larger where nothing observes",
+        RUN,
+        "return loss if share == 1.0 else loss * share",
+        "return loss * share * (1.0 if self._observer else 1.01)",
+        ("loss",),
+        UNOBSERVED,
+        also="life",
+    ),
+    Fault(
+        "run: a rate twice as high where nothing observes",
+        DDP,
+        "        run.register(module, optimizer, scheduler=scheduler)\n",
+        "        run.register(module, optimizer, scheduler=scheduler)\n"
+        "        for group in optimizer.param_groups if run._observer is None else ():\n"
+        "            group['lr'] *= 2\n",
+        ("loss",),
+        UNOBSERVED,
+        ("tied",),
+        "no scheduler that sets the rate",
+        also="life",
+    ),
+    Fault(
+        "run: dropout alike in all steps where nothing observes",
+        RUN,
+        "        job = self._forward.begin(micro_batch, self._model)\n",
+        "        job = self._forward.begin(\n"
+        "            micro_batch if self._observer else replace(micro_batch, step=0), self._model\n"
+        "        )\n",
+        ("loss",),
+        UNOBSERVED,
+        ("conv", "transformer"),
+        "dropout",
+        also="life",
+    ),
+    Fault(
+        "run: rows shared out by the first epoch's order where nothing observes",
+        RUN,
+        "        self.schedule = replace(schedule_of(job, world.size), played=played)\n",
+        "        self.schedule = replace(schedule_of(job, world.size), played=played)\n"
+        "        if not observe:\n"
+        "            self.schedule = replace(self.schedule, seed=self.schedule.seed + 1)\n",
+        ("loss",),
+        "first_loss_of_run_differs",
+        also="life",
+    ),
+    Fault(
+        "run: predictions in reverse order",
+        BEST,
+        "    gathered = _gather_arrays(outputs, world) if predictions else None\n",
+        "    gathered = _gather_arrays(outputs, world) if predictions else None\n"
+        "    gathered = gathered[::-1] if gathered is not None else None\n",
+        ("predictions",),
+        "predictions_in_another_order",
+        also="life",
+    ),
+    Fault(
+        "run: predictions of the ranks in another order",
+        BEST,
+        "return np.concatenate([array for rank_arrays in of_rank for",
+        "return np.concatenate([array for rank_arrays in of_rank[::-1] for",
+        ("predictions",),
+        "predictions_in_another_order",
+        also="life",
+    ),
+    Fault(
+        "run: evaluation mode left on after an evaluation",
+        RUN,
+        EVALUATED,
+        EVALUATED + "                self._model.eval()\n",
+        ("loss",),
+        "wrong_since_evaluation",
+        ("conv", "transformer"),
+        "dropout",
+        also="life",
+    ),
+    Fault(
+        "run: evaluation mode left on after a checkpoint",
+        RUN,
+        "        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)\n",
+        "        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)\n"
+        "        self._model.eval()\n",
+        ("loss",),
+        "wrong_since_checkpoint",
+        ("conv", "transformer"),
+        "dropout",
+        also="life",
+    ),
+    Fault(
+        "run: averaged weights not exchanged back after an evaluation",
+        WEIGHTS,
+        "        yield\n        self.swap()\n",
+        "        yield\n",
+        ("loss",),
+        "wrong_since_evaluation",
+        ("averaged",),
+        "averaged weights",
+        also="life",
+    ),
+    Fault(
+        "run: evaluations without the averages",
+        RUN,
+        SWAPPED,
+        "            with nullcontext():\n",
+        ("evaluation",),
+        "evaluation_of_other_weights",
+        ("averaged",),
+        "averaged weights",
+        also="life",
+    ),
+    Fault(
+        "run: the averages begin anew at a restart",
+        RUN,
+        "                self._saving.load_ema(self._ema)\n",
+        "                pass\n",
+        ("averaged weights", "evaluation"),
+        "average_wrong|evaluation_of_other_weights",
+        ("averaged",),
+        "averaged weights",
+        also="life",
+    ),
+    Fault(
+        "run: each rank's buffers saved as rank 0's",
+        STATE,
+        '            "ranks": {str(self.world.rank): {"buffers": buffers}},\n',
+        '            "ranks": {str((self.world.rank + 1) % self.world.size): {"buffers": buffers}},\n',
+        ("buffer",),
+        "buffers_of_another_rank",
+        ("conv",),
+        "BatchNorm",
+        also="life",
+    ),
+    Fault(
+        "run: the momentum is lost at a restart",
+        STATE,
+        "                if state is not None:\n",
+        "                if state is None:\n",
+        ("loss", "evaluation", "parameter"),
+        RESTART,
+        also="life",
+    ),
+    Fault(
+        "run: the scheduler begins anew at a restart",
+        STATE,
+        '            if name != "scaler" or state.get(name):',
+        '            if name not in ("scaler", "scheduler"):',
+        ("loss", "evaluation", "parameter"),
+        RESTART,
+        ("conv",),
+        "a rate that moves at every step",
+        also="life",
+    ),
+    Fault(
+        "run: another share of the rows after a restart",
+        RUN,
+        "        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first)\n",
+        "        other = replace(self.world, rank=(self.world.rank + bool(self.count.first)) % self.world.size)\n"
+        "        loader = batches(self.job, other, self.schedule, self.steps, first=self.count.first)\n",
+        ("loss",),
+        "wrong_since_restart",
+        also="life",
+    ),
+    Fault(
+        "run: the first epoch's order after a restart",
+        RUN,
+        "            self.count.continue_from(position.done, position.skipped)\n",
+        "            self.count.continue_from(position.done, position.skipped)\n"
+        "            if position.done and not self._observer:\n"
+        "                self.schedule = replace(self.schedule, seed=self.schedule.seed + 1)\n",
+        ("loss",),
+        "wrong_since_restart",
+        also="life",
+    ),
+    Fault(
+        "run: the weights of the checkpoint are not loaded",
+        STATE,
+        '            copy_block(saved, state["model"][name], parameter)\n',
+        "            pass\n",
+        ("loss",),
+        "wrong_since_restart",
+        also="life",
+    ),
+    Fault(
+        "run: stopped a step early",
+        CHECKPOINTS,
+        "        return self.last is not None and step > self.last\n",
+        "        return self.last is not None and step > self.last - 1\n",
+        ("optimizer steps",),
+        "run_stopped_at_another_step",
+        also="life",
+    ),
+    Fault(
+        "run: the evaluations before a restart are forgotten",
+        BEST,
+        '        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]\n',
+        "        pass\n",
+        ("evaluation",),
+        "evaluation_left_out",
+        also="life",
+    ),
+    Fault(
+        "run: the best weights before a restart are lost",
+        STATE,
+        "            for file in self._evaluator.files():\n",
+        "            for file in ():\n",
+        ("names of the weights",),
+        "weights_not_in_their_file",
+        also="life",
+    ),
+    Fault(
+        "run: the last evaluation is left out",
+        LIFE,
+        "    if not best.ended:  # else",
+        "    if not best.ended and training.stop_after is None:  # else",
+        ("evaluation",),
+        "evaluation_left_out",
+        also="life",
+    ),
+    Fault(
+        "run: evaluations a step late",
+        BEST,
+        "        return done < self.steps and any(steps and done % steps == 0 for steps in apart)\n",
+        "        return done < self.steps and any(steps and done % steps == 1 for steps in apart)\n",
+        ("evaluation",),
+        "evaluation_left_out",
+        also="life",
+    ),
+    Fault(
+        "run: the weights are saved in a lower precision",
+        WEIGHTS,
+        "    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}\n",
+        "    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}\n"
+        "    tensors = {n: t.float().to(t.dtype) if t.is_floating_point() else t for n, t in tensors.items()}\n",
+        ("saved weights",),
+        "saved_weights_of_no_evaluation",
+        also="life",
+    ),
+)
