@@ -286,12 +286,14 @@ class LifeComparison:
         rank: int | None = None,
     ) -> Divergence:
         said = Message(cause) if isinstance(cause, str) else cause
-        values = (
-            str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for value in (expected, found)
+        return Divergence(
+            LIFE, step, quantity, tensor=tensor, rank=rank, expected=_plain(expected), found=_plain(found), cause=said
         )
-        shown = dict(zip(("expected", "found"), values))
-        return Divergence(LIFE, step, quantity, tensor=tensor, rank=rank, cause=said, **shown)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it, which knows no NaN."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _divisor(evaluation: EvaluationRecord, name: str) -> float:
