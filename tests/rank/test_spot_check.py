@@ -19,7 +19,7 @@ from samestep import engine as engines
 from samestep.engine import Layout
 from samestep.errors import Refused
 from samestep.job import Job
-from samestep.rank.spot_check import SpotChecks, check_can_spot_check
+from samestep.rank.spot_check import WAITING, ReplayProcess, SpotChecks, check_can_spot_check
 from samestep.records.files import read
 from samestep.records.results import RunResults
 from samestep.records.spot_check import CHECKS, SpotCheck, SpotCheckPlan, spot_checks_in
@@ -161,6 +161,18 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
         with pytest.raises(Refused) as refused:
             check_can_spot_check(job, cannot, inexact)
         assert refused.value.message.id == id
+
+
+def test_a_step_is_left_out_and_said_where_replays_do_not_keep_up(tmp_path: Path) -> None:
+    class Slow(Replays, ReplayProcess):  # nothing is ever replayed
+        _checks = tmp_path / CHECKS
+
+    spot_checks = SpotChecks(World(), 1, steps=20, folder=tmp_path, replays=(slow := Slow()))
+    engines.load("single").train(job := replayed.job(), World(), Run(job, World(), 20, spot_checks=spot_checks))
+    spot_checks.wait()
+    assert len(slow.steps) == WAITING
+    left_out = [(check.step, check.verdict, check.found and check.found.id) for check in spot_checks_in(slow._checks)]
+    assert left_out == [(step, "unknown", "replays_do_not_keep_up") for step in range(WAITING, 20)]
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

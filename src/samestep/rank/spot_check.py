@@ -36,7 +36,7 @@ from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema
 from samestep.records.files import write
 from samestep.records.record import attempt
-from samestep.records.spot_check import PLAN, SpotCheckPlan
+from samestep.records.spot_check import PLAN, SpotCheck, SpotCheckPlan, add_check
 from samestep.world import RANK_VARIABLES, World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 from samestep.world.imports import module_arguments
@@ -76,6 +76,10 @@ class ReplayProcess:
             self._process.stdin.flush()
         except OSError:
             self._say_end()
+
+    def leave_out(self, step: int) -> None:
+        """Notes that a step is not replayed, as too many wait for that."""
+        add_check(self._checks, SpotCheck(step, "unknown", message("replays_do_not_keep_up", waiting=WAITING)))
 
     def close(self) -> None:
         """Waits until all steps that were announced are replayed."""
@@ -244,6 +248,8 @@ class SpotChecks:
         if len(self._announced) < WAITING:
             self._announced.append(self._step)
             self.replays.announce(self._step)
+        else:
+            self.replays.leave_out(self._step)
 
     def _write(self, step: int, packed: Any, pieces: Any) -> None:
         """Writes this rank's part. Runs in a thread."""

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.message import Message
-from samestep.records.files import from_json
+from samestep.records.files import as_json, from_json
 
 FOLDER, PLAN, CHECKS = "spot-check", "plan.json", "spot-checks.jsonl"
 
@@ -57,6 +57,12 @@ class SpotCheck:
     bitwise: bool = False
     capture_s: float = 0.0
     replay_s: float = 0.0
+
+
+def add_check(file: Path, check: SpotCheck) -> None:
+    """Adds a check to a training's. A disk that is full ends no training."""
+    with suppress(OSError), open(file, "a") as lines:
+        lines.write(json.dumps(as_json(check)) + "\n")
 
 
 def spot_checks_in(file: Path) -> list[SpotCheck]:

@@ -6,7 +6,6 @@ has the lowest priority and one thread, and ends when its standard input does, o
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from samestep.errors import NotFinite, SamestepError, UserError, say
 from samestep.job.phases import CHECKPOINTED
 from samestep.message import as_said, message
 from samestep.rank.checkpoint_files import Saved
-from samestep.records.checkpoint import files_of
-from samestep.records.files import as_json, read
-from samestep.records.spot_check import SpotCheck, SpotCheckPlan
+from samestep.records.checkpoint import files_of, steps_in
+from samestep.records.files import read
+from samestep.records.spot_check import SpotCheck, SpotCheckPlan, add_check
 from samestep.tasks.inspect.load import build
 from samestep.tasks.judge_step import Finding, RankAfter, StepJudge, TrainedStep
 from samestep.tasks.play_reference import moved_parameters
@@ -54,8 +54,9 @@ def replay_main(path: str) -> None:
             check = SpotCheck(step, "unknown", error.message)
         except Exception as error:  # of the job's code, or of torch
             check = SpotCheck(step, "unknown", as_said(f"{type(error).__name__}: {error}".splitlines()[0]))
-        shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
-        _add(Path(plan.checks), check, time.process_time() - began)
+        for done in (number for number in steps_in(folder) if number <= step):  # also those that rank 0 has left out
+            shutil.rmtree(folder / f"step-{done}", ignore_errors=True)
+        add_check(Path(plan.checks), replace(check, replay_s=time.process_time() - began))
         if check.found is None:
             continue
         differs, kind = check.verdict == "differs", (check.found.id, *map(str, check.ranks))
@@ -73,12 +74,6 @@ def yield_to_others() -> None:
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _add(file: Path, check: SpotCheck, replay_s: float) -> None:
-    line = json.dumps(as_json(check) | {"replay_s": replay_s})
-    with suppress(OSError), open(file, "a") as lines:
-        lines.write(line + "\n")
 
 
 class StepReplays:
