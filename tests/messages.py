@@ -6,10 +6,12 @@ from samestep.message import Message
 
 
 def ids(message: Message | None) -> set[str]:
-    """The ids of a message and of the messages in its fields."""
+    """The ids of a message and of the messages in its fields, in lists too."""
     if message is None:
         return set()
-    return {message.id}.union(*(ids(value) for value in message.fields.values() if isinstance(value, Message)))
+    fields = [value if isinstance(value, list) else [value] for value in message.fields.values()]
+    inner = [value for values in fields for value in values if isinstance(value, Message)]
+    return {message.id}.union(*map(ids, inner))
 
 
 def explains(message: Message | None, cause: str) -> bool:

@@ -25,8 +25,17 @@ from budget import budget
 from samestep.launch import stacks
 from samestep.launch.fork_client import SOCKETS
 from samestep.launch.supervise import clear_stale_locks
+from samestep.proof.hypotheses import with_tried_cause
 from samestep.proof.judge import judge
-from samestep.proof.plan import interrupted, loop_layout, numerics_layout, own_dtype_layout, trainings
+from samestep.proof.plan import (
+    AS_NUMERICS,
+    AS_OWN,
+    interrupted,
+    loop_layout,
+    numerics_layout,
+    own_dtype_layout,
+    trainings,
+)
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.collectives import CollectivePlan
@@ -363,10 +372,18 @@ def resumed(
 
 
 def judged(
-    reference: Record, facts: EngineFacts, train: Callable[[Expectation, Expectation | None], Record], also: str = ""
+    reference: Record,
+    facts: EngineFacts,
+    train: Callable[[Expectation, Expectation | None], Record],
+    also: str = "",
+    replay: Callable[[ReferencePlan], Record] | None = None,
 ) -> Verdict:
-    """The verdict on what `train` records. reference: of the engine's layouts, in their order. also: as above."""
+    """The verdict on what `train` records. reference: of the engine's layouts, in their order. also: as above. replay:
+    has the reference try the causes of a difference; None: it is not tried."""
     assert facts.numerics
     numerics = Expectation(reference, 1) if facts.numerics.lossy else None
     loop, own = Expectation(reference, 0), Expectation(reference, 1) if also == OWN_DTYPE else None
-    return judge(loop, train(loop, own), numerics, own)
+    record = train(loop, own)
+    verdict = judge(loop, record, numerics, own)
+    expectations = {"{}": loop, AS_NUMERICS: numerics, AS_OWN: own}
+    return with_tried_cause(verdict, expectations, record, "", replay) if replay else verdict

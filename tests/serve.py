@@ -198,9 +198,8 @@ def serve(plans: str) -> None:
     from samestep.records.files import read, write
     from samestep.records.plan import Plan, ReferencePlan
     from samestep.records.record import RankRecord
-    from samestep.tasks.play_reference import play_reference
     from samestep.tasks.trainings import work
-    from samestep.worker import rank_error
+    from samestep.worker import rank_error, run_reference
     from samestep.world import World
 
     assert str(samestep.__file__).startswith(sys.path[0]), f"samestep comes from {samestep.__file__}"
@@ -220,7 +219,7 @@ def serve(plans: str) -> None:
 
                     record = RankRecord(*about, collectives=collectives.run(plan, world))
                 elif isinstance(plan, ReferencePlan):
-                    record = RankRecord(*about, layouts=play_reference(plan, world))
+                    record = run_reference(plan, RankRecord(*about))
                 else:
                     record = RankRecord(*about, trainings=work(plan, world)[0])
                 write(folder / f"rank{world.rank}.json", record)

@@ -61,6 +61,7 @@ from samestep.tasks.answer import eject_main, inspect_main, probe_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.tasks.try_group import try_main
+from samestep.tasks.try_hypotheses import try_hypotheses
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.processes import die_with_parent, end_children
@@ -169,8 +170,10 @@ def run_trainings(plan: Plan, record: RankRecord) -> RankRecord:
 
 
 def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
-    """Plays the reference; returns the record with every layout that was played."""
+    """Plays the reference; returns the record with every layout that was played, or every fault that was tried."""
     hardware.set_threads(plan.threads, 1)
+    if plan.suspect:
+        return replace(record, trials=try_hypotheses(plan, record.world))
     return replace(record, layouts=play_reference(plan, record.world))
 
 

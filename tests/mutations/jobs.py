@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from samestep import Batch, Job, LRSchedule, Recipe
+from samestep import Batch, Job, LRSchedule, Phase, Recipe
 from samestep.data.stream import Stream
 
 
@@ -237,6 +237,60 @@ def stream(rows: int = 45, global_batch: int = 10) -> Job:
         train=Stream(Endless(), rows),
         evaluation=Stream(Endless(), 13),
         shuffle=False,
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+def _linear() -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _points(rows: int) -> TensorDataset:
+    inputs = torch.randn(rows, 6, generator=_random(12))
+    return TensorDataset(inputs, inputs.abs().argmax(1) % 3)
+
+
+def averaged(rows: int = 45, global_batch: int = 10) -> Job:
+    """Averaged weights, momentum, and a warm-up at every step."""
+    return Job(
+        model=_linear,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        scheduler=LRSchedule(lambda optimizer: LambdaLR(optimizer, lambda count: (count + 1) / 20)),
+        ema=0.9,
+        train=_points(rows),
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+def closure(rows: int = 45, global_batch: int = 10) -> Job:
+    """LBFGS, whose closure computes the gradient again within a step."""
+    return Job(
+        model=_linear,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),
+        train=_points(rows),
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+def phases(rows: int = 45, global_batch: int = 10) -> Job:
+    """Two optimizers in turn, and a rate that moves after both."""
+    criterion = lambda output, batch: F.cross_entropy(output, batch.targets)  # noqa: E731
+    return Job(
+        model=_linear,
+        criterion=None,
+        optimizer=None,
+        phases=[
+            Phase("first", "0", criterion=criterion, optimizer=Recipe(torch.optim.SGD, {"lr": 0.1})),
+            Phase("second", "2", criterion=criterion, optimizer=Recipe(torch.optim.SGD, {"lr": 0.05})),
+        ],
+        scheduler=LRSchedule(_decay, every="step"),
+        train=_points(rows),
         global_batch=global_batch,
         epochs=2,
     )

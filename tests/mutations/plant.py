@@ -105,6 +105,7 @@ def plant(
                     facts,
                     lambda loop, own: ranks.work(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts, own)),  # noqa: B023
                     fault.also,
+                    references.reference_rank.work,
                 )
             except RanksFailed as error:
                 yield row | {

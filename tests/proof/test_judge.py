@@ -141,7 +141,7 @@ CAUSES_OF = {
     "indices": {"rows_shared_out_in_another_way", "later_epoch_has_order_of_another"},
     "tensors received": {"values_of_right_rows_differ"},
     "weight": {"weights_of_right_rows_differ"},
-    "loss": {"update_wrong_at_one_step", "wrong_since_end_of_epoch"},
+    "loss": {"update_wrong_at_one_step"},
     "learning rate": {"scheduler_steps_at_other_times"},
     "optimizer steps": {"optimizer_step_left_out_or_repeated"},
     "parameter groups": {"parameter_groups_missing"},

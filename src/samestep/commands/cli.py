@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,9 +66,16 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
 @app.command(cls=GroupedHelp)
 @with_exit_code
 @from_command_line
-def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
+def verify(
+    options: VerifyOptions,
+    json_: Json = False,
+    strict: Strict = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print each fault that was tried for a difference, and what it leaves.")
+    ] = False,
+) -> int:
     """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
-    return _verify_or_compare("verify", options, json_, strict)
+    return _verify_or_compare("verify", options, json_, strict, explain=explain)
 
 
 @app.command(cls=GroupedHelp)
@@ -302,14 +310,14 @@ def eject(options: EjectOptions) -> int:
     return 0
 
 
-def _verify_or_compare(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
+def _verify_or_compare(command: str, options: ProofOptions, json_: bool, strict: bool, *, explain: bool = False) -> int:
     from samestep.commands import api
     from samestep.commands.progress import show_comparison
 
     results = api.verify_or_compare(command, options, typed=typed_command())
     if results is None:
         return 0
-    _print(results, json_, show_comparison)
+    _print(results, json_, partial(show_comparison, explain=explain))
     return exit_code(results, strict=strict)
 
 

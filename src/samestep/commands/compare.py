@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +28,12 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, THREADS, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
 from samestep.message import message
+from samestep.proof.hypotheses import with_tried_cause
 from samestep.proof.judge import judge, judge_second_size
 from samestep.proof.one_process import not_one_process, same_as_one
 from samestep.proof.plan import (
+    AS_NUMERICS,
+    AS_OWN,
     interrupted,
     neutral_layouts,
     plain_layout,
@@ -219,6 +222,8 @@ def _launch(
         row.launches.append(record)
         if number == 0:
             row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
+            expectations = {"{}": loop, AS_NUMERICS: numerics, AS_OWN: in_own_dtype}
+            row.verdict = _explained(inspected, folder, row.verdict, expectations, record, show_phase)
             if row.launcher == THREADS and not setup.quick:
                 row.verdict = replace(row.verdict, notes=(*row.verdict.notes, message("life_not_as_threads")))
 
@@ -267,7 +272,28 @@ def _second_verdict(
         return Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
         return Verdict("failed", reason=error.message)
-    return _judged(record.folder, lambda: judge_second_size(loop, record, inexact=inexact))
+    verdict = _judged(record.folder, lambda: judge_second_size(loop, record, inexact=inexact))
+    return _explained(inspected, folder, verdict, {"{}": loop}, record, show_phase)
+
+
+def _explained(
+    inspected: InspectedSetup,
+    root: Path,
+    verdict: Verdict,
+    expectations: Mapping[str, Expectation | None],
+    record: Record,
+    show_phase: ShowPhase,
+) -> Verdict:
+    """Returns a verdict with the cause of its difference, which the reference tries in one more process. expectations:
+    as of with_tried_cause."""
+
+    def play(plan: ReferencePlan) -> Record:
+        return _start(inspected, root, "process", None, plan=plan, show_phase=show_phase)
+
+    try:
+        return with_tried_cause(verdict, expectations, record, f"{record.folder}-causes", play)
+    except (UserError, TrainingFailed):  # the difference stands, with what its figures alone say
+        return verdict
 
 
 def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:
@@ -315,7 +341,8 @@ def _interrupted(
     continued = _start(inspected, folder, row.continued_by_launcher, continuation, plan=second, show_phase=show_phase)
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
     record = JoinedRecord(continued.folder, began)
-    return _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
+    verdict = _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
+    return _explained(inspected, folder, verdict, {"{}": loop, AS_NUMERICS: numerics}, record, show_phase)
 
 
 def _start(

@@ -14,7 +14,8 @@ GROUPS = {
     "--to --image --claim --gpus-per-node --sbatch",
     "Results": "--log --export --predictions",
     "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --spot-check "
-    "--resume-changed-data --resume-nproc --resume-engine --profile --quick --rounds --warmup-steps --dry-run",
+    "--resume-changed-data --resume-nproc --resume-engine --profile --quick --explain --rounds "
+    "--warmup-steps --dry-run",
 }
 GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 

@@ -166,8 +166,9 @@ BUILT_IN = "digits"  # the default job, after which a user goes on with a job of
 ACTIVITIES = {"starting": "ranks_are_started", "run": "training_goes_on", "evaluate": "evaluation_goes_on"}
 
 
-def show_comparison(results: CompareResults) -> None:
-    """Prints the table of a comparison, its notes and the report's path."""
+def show_comparison(results: CompareResults, *, explain: bool = False) -> None:
+    """Prints the table of a comparison, its notes and the report's path. explain: also each fault that was tried for a
+    difference."""
     from samestep import report
 
     console = terminal(100)
@@ -175,6 +176,8 @@ def show_comparison(results: CompareResults) -> None:
     for line in report.footer(results):
         # A line with a command is pasted: the terminal may wrap it, a line's end in it may not.
         console.print(cell(line), soft_wrap="install" in line)
+    for line in report.trials(results) if explain else ():
+        console.print(cell(line))
     console.show_line(language.text(message("report_written", file=results.report)))
     if results.job == BUILT_IN:
         console.show_line(language.text(message("next_is_your_own_job")))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.message import Message, message
+from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, Expectation, Trace, sample_like
 from samestep.records.results import Divergence
 
@@ -28,13 +29,13 @@ CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 
 @dataclass(frozen=True)
 class Case:
-    """One training, as the reference and as an engine took it."""
+    """One training, as the reference and as an engine took it. name: of it in the engine's record."""
 
     expectation: Expectation
     training: str
     expected: Trace
     observed: Trace
-    in_own_dtype: bool = False
+    name: str = ""
 
     def divergence(
         self,
@@ -48,10 +49,16 @@ class Case:
     ) -> Divergence:
         """Returns the divergence of one quantity, with its cause."""
         divergence = Divergence(
-            self.training, step, quantity, tensor=tensor, rank=rank, expected=expected, found=observed
+            self.training, step, quantity, tensor=tensor, rank=rank, expected=expected, found=observed, name=self.name
         )
-        explained = _own_dtype if self.in_own_dtype else _late if self.training == "late" else CAUSES[quantity]
-        cause = explained(self, divergence)
+        cause = CAUSES[quantity](self, divergence)
+        schedule = self.expectation.of(self.training).schedule
+        if self.training == "late":
+            shown = self.expected.last_step if step is None else step
+            divergence = replace(divergence, epoch=self.expected.epochs[shown], schedule_step=schedule[shown])
+            cause = message("wrong_in_later_epoch", epoch=divergence.epoch, cause=cause)
+        elif self.name == AS_OWN.format(self.training):
+            cause = message("wrong_in_own_dtype_alone", dtype=self.expectation.facts.dtype, cause=cause)
         return replace(divergence, expected=_short(expected), found=_short(observed), cause=cause)
 
     @property
@@ -63,18 +70,6 @@ class Case:
         """Whether a step is the first of an epoch other than the first."""
         epochs = self.expected.epochs
         return epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step])
-
-    @property
-    def uneven_steps(self) -> set[int]:
-        """The steps in which the ranks' micro-batches have different weights."""
-        rank_weights: dict[int, set[float]] = {}
-        for micro_batches in self.expectation.of(self.training).micro_batches:
-            weights: dict[int, float] = {}
-            for micro_batch in micro_batches:
-                weights[micro_batch.step] = weights.get(micro_batch.step, 0.0) + micro_batch.weight
-            for step, weight in weights.items():
-                rank_weights.setdefault(step, set()).add(weight)
-        return {step for step, distinct in rank_weights.items() if len(distinct) > 1}
 
 
 def _short(value: Any) -> Any:
@@ -114,19 +109,24 @@ def _rows(case: Case, divergence: Divergence) -> Message:
     return message("rows_of_another_order")
 
 
-def _own_dtype(case: Case, divergence: Divergence) -> Message:
-    return message("wrong_in_own_dtype_alone", dtype=case.expectation.facts.dtype)
-
-
-def _late(case: Case, divergence: Divergence) -> Message:
-    step = case.expected.last_step if divergence.step is None else divergence.step
-    return message("wrong_in_later_epoch", epoch=case.expected.epochs[step])
-
-
 def _tensors(case: Case, divergence: Divergence) -> Message:
-    if case.begins_epoch(divergence.step or 0):
-        return message("augmentation_ignores_epoch")
-    return message("values_of_right_rows_differ")
+    """Looks for the row, or the epoch, whose tensors were read instead."""
+    step, rank = divergence.step or 0, divergence.rank or 0
+    rows_with: dict[str, set[tuple[int, int]]] = {}
+    for part in case.expected.all_micro_batches:
+        for row, digest in zip(part.indices, part.digests):
+            rows_with.setdefault(digest, set()).add((part.epoch, row))
+    pairs = zip(case.expected.micro_batches[rank], case.observed.micro_batches[rank])
+    for part, observed in ((expected, found) for expected, found in pairs if expected.step == step):
+        for row, digest, found in zip(part.indices, part.digests, observed.digests):
+            if digest == found or len(places := rows_with.get(found, set())) != 1:
+                continue
+            ((epoch, found_row),) = places
+            if found_row != row:
+                return message("row_read_in_place_of_another", rank=rank, found=found_row, meant=row)
+            if epoch != part.epoch and not case.begins_epoch(step):
+                return message("row_of_another_epoch", rank=rank, meant=row, found=epoch, epoch=part.epoch)
+    return message("augmentation_ignores_epoch" if case.begins_epoch(step) else "values_of_right_rows_differ")
 
 
 def _weight(case: Case, divergence: Divergence) -> Message:
@@ -141,20 +141,7 @@ def _loss(case: Case, divergence: Divergence) -> Message:
         return message("first_loss_differs")
     if case.training == "user":
         return message("own_optimizer_differs")
-    before = step - 1
-    if case.replicas > 1 and before > 0 and before == min(case.uneven_steps, default=None):
-        # The gradient of step 0 is right.
-        return message("averaged_per_rank_instead_of_per_row", step=before)
-    clipped = [s for s, norm in enumerate(played.norms) if played.clip_norm and norm > played.clip_norm]
-    if before == min(clipped, default=None):
-        return message("gradient_clipped_in_another_way", step=before)
-    if case.begins_epoch(step):
-        return message("wrong_since_end_of_epoch", step=before)
-    if before == 0 and played.draws:
-        return message("second_step_draws_other_random_numbers")
-    if before == 1:
-        return message("second_update_wrong")
-    return message("update_wrong_at_one_step", step=before)
+    return message("update_wrong_at_one_step", step=step - 1)
 
 
 def _learning_rate(case: Case, divergence: Divergence) -> Message:

@@ -6,16 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.causes import Case
-from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, sample_like
 from samestep.records.record import EvaluationRecord, Record
 from samestep.records.results import Divergence
+
+if TYPE_CHECKING:
+    from samestep.proof.trace import State
 
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
@@ -50,7 +52,7 @@ class Comparison:
         variants = range(1, len(self.expectation.facts.trainings[training]))
         noisy = [self.expectation.trace(training, variant, self.processes) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
-        case = Case(self.expectation, training, expected, observed, in_own_dtype=self.names == AS_OWN)
+        case = Case(self.expectation, training, expected, observed, name=self.names.format(training))
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
@@ -187,21 +189,19 @@ class Comparison:
         """
         outside = []
         moved = self.expectation.of(training).moved
-        largest = min(1.0, max(map(largest_of, expected.values()), default=0.0))
-        furthest = max((moved[name].distance for name in expected), default=0.0)
+        bounds, largest = self._bounds(training, expected, spread)
         for name, want in expected.items():
             got = observed.get(name)
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
-            sizes = largest_of(want), moved[name].largest_before, furthest
-            bound = bound_of(spread[name], self.eps, *sizes) if np.issubdtype(want.dtype, np.floating) else 0.0
+            bound = bounds[name]
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
             movement = moved[name].distance
             if bound > USELESS * movement > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
-            if bound > USELESS * movement and bound > self.eps**0.5 * largest:
+            if self._says_nothing(bound, movement, largest):
                 self.ill_conditioned.setdefault(training, []).append(name)
                 continue
             self.compared += training == "sgd"
@@ -210,6 +210,31 @@ class Comparison:
             if not difference <= bound:
                 outside.append((name, want, got))
         return outside
+
+    def _bounds(self, training: str, state: State, spread: Mapping[str, float]) -> tuple[dict[str, float], float]:
+        """What rounding explains of each tensor, and the largest value of all; at most 1. state: the reference's."""
+        moved = self.expectation.of(training).moved
+        largest = min(1.0, max(map(largest_of, state.values()), default=0.0))
+        furthest = max((moved[name].distance for name in state), default=0.0)
+        bounds = {}
+        for name, want in state.items():
+            bounds[name] = 0.0
+            if np.issubdtype(want.dtype, np.floating):
+                sizes = largest_of(want), moved[name].largest_before, furthest
+                bounds[name] = bound_of(spread[name], self.eps, *sizes)
+        return bounds, largest
+
+    def _says_nothing(self, bound: float, movement: float, largest: float) -> bool:
+        return bound > USELESS * movement and bound > self.eps**0.5 * largest
+
+    def tensor_bounds(self, training: str, state: State, *, buffers: bool) -> dict[str, float]:
+        """Returns what rounding explains of each parameter and, where asked for, of each buffer, without those that
+        rounding moves too far. state: the reference's after the last step."""
+        parameters = self.expectation.of(training).parameters
+        compared = {name: tensor for name, tensor in state.items() if buffers or name in parameters}
+        bounds, largest = self._bounds(training, compared, self.expectation.noise_distances(training))
+        moved = self.expectation.of(training).moved
+        return {n: b for n, b in bounds.items() if not self._says_nothing(b, moved[n].distance, largest)}
 
     def _coverage(self, case: Case) -> Iterator[Divergence]:
         """Every index once in an epoch that ended, in each phase; needs no reference."""

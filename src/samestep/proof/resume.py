@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.message import Message, message
@@ -46,8 +47,11 @@ class JoinedRecord(Record):
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
         """Returns the tensors at the training's end, or of one that was not interrupted."""
-        record = self.rest if self._is_interrupted(name) else self.first
-        return record.arrays(name, rank)
+        return Record(self.folder_of(name)).arrays(name, rank)
+
+    def folder_of(self, name: str) -> Path:
+        """Returns the folder of the launch that ended a training."""
+        return self.folder if self._is_interrupted(name) else self.first.folder
 
     def training_names(self) -> list[str]:
         """Returns the names of the trainings that were interrupted."""

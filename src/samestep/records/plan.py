@@ -208,11 +208,38 @@ class LayoutPlan:
 
 
 @dataclass(frozen=True)
+class Suspect:
+    """A training that differs, which the reference replays with candidate faults: what it was, and what was found.
+
+    training: of the proof. quantity, step: of the first difference; after the last step: the final weights differ, or
+    what is of no step. steps_of: [process][micro-batch], the step of each. found, expected: the loss of each, times the
+    weight of its rows, as the engine had it and as the reference did. bounds: [step], what rounding explains of these.
+    rates, expected_rates: [optimizer step][parameter group]. tensors: (folder, name) of the engine's final tensors and
+    of the reference's. tensor_bounds: what rounding explains of each tensor that is compared. seconds: for how long it
+    is tried.
+    """
+
+    training: ProveTask
+    quantity: str
+    step: int
+    steps_of: list[list[int]]
+    found: list[list[float]]
+    expected: list[list[float]]
+    bounds: list[float]
+    rates: list[list[float]]
+    expected_rates: list[list[float]]
+    tensors: tuple[tuple[str, str], tuple[str, str]]
+    tensor_bounds: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
     rows: see ProveTask. noise_runs: how often each training is played again with noise in the rounding. threads: of
-    the reference; 0: all cores.
+    the reference; 0: all cores. suspect: instead of the trainings of its one layout, this one is replayed with
+    candidate faults.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -227,6 +254,7 @@ class ReferencePlan:
     rows: int = 0
     noise_runs: int = 2
     threads: int = 1
+    suspect: Suspect | None = None
 
     def subset_of(self, layout: LayoutPlan) -> Subset:
         """What a layout's trainings take."""

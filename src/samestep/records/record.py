@@ -22,6 +22,7 @@ from samestep.records.inspection import MachineFacts
 from samestep.records.plan import LifeOptions, Plan
 from samestep.records.spot_check import SpotCheck
 from samestep.records.tensor_files import read_arrays
+from samestep.records.trial import Trial
 from samestep.world import World
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class ReferenceTrainingRecord:
     learning rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
+    schedule: of each step its number in the whole schedule, which 'late' does not begin with 0.
     distances: of a training with noise, tensor -> the greatest distance of its final values from those of the training
     as it is. moved: of the training as it is, for each tensor. life: of the training of that name.
     """
@@ -200,6 +202,7 @@ class ReferenceTrainingRecord:
     moved: Mapping[str, Moved] = field(default_factory=dict)
     phases: int = 1
     life: ReferenceLifeRecord | None = None
+    schedule: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -267,8 +270,8 @@ class ReferenceLayoutRecord:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference.
-    collectives: what each rank observed, in rank order; rank 0 writes it."""
+    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference. trials: of the
+    reference, with candidate faults. collectives: what each rank observed, in rank order; rank 0 writes it."""
 
     rank: int
     world: World
@@ -277,6 +280,7 @@ class RankRecord:
     machine: MachineFacts
     trainings: Mapping[str, TrainingRecord] = field(default_factory=dict)
     layouts: list[ReferenceLayoutRecord] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
     collectives: list[CollectiveRank] = field(default_factory=list)
 
 
@@ -366,6 +370,10 @@ class Record:
         """Returns the first error, or None. An error that only reports a lost rank comes after all others."""
         errors = [read(RankError, file) for file in self.folder.glob("error-rank*.json")]
         return min(errors, key=lambda error: (error.lost_peer, error.time), default=None)
+
+    def folder_of(self, name: str) -> Path:
+        """Returns the folder of the launch that ended a training."""
+        return self.folder
 
     def training(self, name: str) -> list[TrainingRecord]:
         """Returns what each rank observed in one training."""

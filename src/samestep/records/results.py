@@ -13,6 +13,7 @@ from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 from samestep.records.monitor import MonitorSummary
 from samestep.records.spot_check import SpotCheck
+from samestep.records.trial import Trial
 
 RESULTS = "results.json"
 VerdictWord = Literal["same", "approximate", "differs", "failed", "refused", "unavailable"]
@@ -21,10 +22,12 @@ PROVEN: tuple[VerdictWord, ...] = ("same", "approximate")  # the verdicts with w
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference between two trainings. training: of the proof. step: counted from 0 over all epochs.
+    """The first difference between two trainings. training: of the proof. step: counted from 0 in this training.
 
-    expected: the reference's value. found: the engine's. Both are short enough to show, and never None. ranks: the
-    second number of ranks, where it is this one that differs.
+    expected: the reference's value. found: the engine's. Both are short enough to show, and never None. epoch,
+    schedule_step: of the step in the whole schedule, where the training does not begin with step 0. name: of the
+    training in the engine's record. tried: the candidate faults with which the reference has replayed it. ranks: the second
+    number of ranks, where it is this one that differs.
     """
 
     training: str
@@ -36,6 +39,10 @@ class Divergence:
     found: Any
     cause: Message | None = None
     ranks: int | None = None
+    epoch: int | None = None
+    schedule_step: int | None = None
+    name: str = ""
+    tried: tuple[Trial, ...] = ()
 
     @property
     def order(self) -> int:

@@ -162,6 +162,7 @@ class ReplicatedTraining:
         self.draws = False
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and job.ema]
         self.average = {name: p.detach().clone() for name, p in trained}
+        self.decay = job.ema or 0.0
 
     def continue_with(self, layout: Layout) -> None:
         """Changes the layout, as where a training is continued from a checkpoint on other ranks. Replicas keep their
@@ -253,6 +254,10 @@ class ReplicatedTraining:
     def _scale(self) -> float:
         return self.loss_scale * (self.noise.scale if self.noise else 1.0)
 
+    def _seed(self, step: int, micro: int, replica: int) -> None:
+        """Seeds what dropout draws from, for a replica's micro-batch."""
+        seed(self.device, self.job.seed, "replica", step, micro, replica)
+
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
@@ -272,7 +277,7 @@ class ReplicatedTraining:
         job, step, micro = forward.phase.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
-        seed(self.device, job.seed, "replica", step, micro, replica)
+        self._seed(step, micro, replica)
         all_rows = forward.all_rows
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
@@ -332,7 +337,7 @@ class ReplicatedTraining:
             data = fetch(job, forward.rows[replica], forward.epoch, self.device)
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
-            seed(self.device, job.seed, "replica", forward.step, forward.micro, replica)
+            self._seed(forward.step, forward.micro, replica)
             with self.neutral:
                 outputs[replica] = without_graph(output_of, job, self.model, batches[replica])
         with self.neutral:
@@ -342,6 +347,13 @@ class ReplicatedTraining:
 
     def _optimizer_step(self, phase: PlayedPhase, closure: Closure, step: int, *, ends_epoch: bool) -> None:
         """The phase's optimizer; the scheduler where it is due."""
+        self._update(phase, closure)
+        if self.job.ema:
+            self._average_weights(phase)
+        self._schedule(phase, ends_epoch)
+
+    def _update(self, phase: PlayedPhase, closure: Closure) -> None:
+        """One step of the phase's optimizer, whose learning rates are noted before it."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
         if phase.job.optimizer.needs_closure:
             phase.optimizer.step(closure)
@@ -349,12 +361,17 @@ class ReplicatedTraining:
             phase.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.perturb(self.parameters)
-        if self.job.ema:
-            moved = {id(p) for p, owned in zip(self.parameters, phase.owns) if owned}
-            for name, parameter in self.model.named_parameters():
-                if id(parameter) in moved:
-                    old, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
-                    self.average[name] = old + new
+
+    def _average_weights(self, phase: PlayedPhase) -> None:
+        """Moves the average of the phase's weights towards them."""
+        moved = {id(p) for p, owned in zip(self.parameters, phase.owns) if owned}
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) in moved:
+                old, new = self.decay * self.average[name], (1.0 - self.decay) * parameter.detach()
+                self.average[name] = old + new
+
+    def _schedule(self, phase: PlayedPhase, ends_epoch: bool) -> None:
+        """Steps the scheduler where it is due."""
         every = self.job.scheduler.every if self.job.scheduler else None
         ends_round = phase is self.phases[-1]
         if ends_round and phase.optimizer is not self.scheduled:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samestep.report.verdicts import footer, notes, verdict_text
+from samestep.report.verdicts import footer, notes, trials, verdict_text
 
 if TYPE_CHECKING:
     from samestep.records.results import CompareResults
     from samestep.report.terminal import TerminalTable
 
-__all__ = ["footer", "html", "notes", "table", "verdict_text"]
+__all__ = ["footer", "html", "notes", "table", "trials", "verdict_text"]
 
 
 def table(results: CompareResults) -> TerminalTable:

@@ -5,6 +5,7 @@ Everything is a message of report/sentences/verdicts.toml; the functions that re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def verdict(row: EngineResult) -> Message:
     """'same step (bitwise)', 'approximate', 'differs at step 3: loss of rank 1', 'failed', 'refused', 'unavailable'."""
     divergence = row.first_divergence
     if row.verdict == "differs" and divergence is not None:
-        return message("differs_in", ranks=divergence.ranks, step=divergence.step, what=place(divergence))
+        return message("differs_in", **_moment(divergence), what=place(divergence))
     if second := proven_second(row):
         return message("verdict_on_two_sizes", verdict=_word(row), ranks=row.replicas, second=second.ranks)
     return _word(row)
@@ -113,6 +114,14 @@ def proven_second(row: EngineResult) -> SecondProof | None:
     return row.second if row.proven and row.second and row.second.verdict == "same" else None
 
 
+def _moment(divergence: Divergence) -> dict[str, int | None]:
+    """Where a divergence is: its step, in the whole schedule and with its epoch where the training begins late in it;
+    and the second number of ranks, if it is there."""
+    late = divergence.schedule_step is not None
+    step = divergence.schedule_step if late else divergence.step
+    return {"ranks": divergence.ranks, "epoch": divergence.epoch, "step": step}
+
+
 def verdict_text(row: EngineResult) -> str:
     """Returns the sentence of `verdict`."""
     return text(verdict(row))
@@ -121,7 +130,7 @@ def verdict_text(row: EngineResult) -> str:
 def short_verdict(row: EngineResult) -> str:
     """The verdict in a few words: 'differs at step 3'."""
     if row.verdict == "differs" and row.first_divergence is not None:
-        return text(message("differs_at_step", ranks=row.first_divergence.ranks, step=row.first_divergence.step))
+        return text(message("differs_at_step", **_moment(row.first_divergence)))
     return text(_word(row))
 
 
@@ -359,6 +368,21 @@ def problems(results: CompareResults) -> list[str]:
             said.append(message("engine_differs", engine=name, verdict=verdict(row), **values))
             if divergence.cause:
                 said.append(message("usual_cause_for_engine", engine=name, cause=divergence.cause))
+    return _sentences(said)
+
+
+def trials(results: CompareResults) -> list[str]:
+    """Returns a sentence for each fault that the reference has replayed for a difference, those first that leave the
+    least of it unexplained."""
+    said = []
+    for row in results.engines:
+        tried = row.first_divergence.tried if row.first_divergence else ()
+        for trial in sorted(tried, key=lambda trial: math.inf if trial.unexplained is None else trial.unexplained):
+            left = None if trial.unexplained is None else f"{min(trial.unexplained, 9.99):.2%}"
+            fault = message("fault_and_its_steps", fault=trial.cause, where=trial.where)
+            said.append(message("fault_and_what_it_leaves", engine=label(row), fault=fault, left=left))
+            if left is None:
+                said[-1] = message("fault_could_not_be_tried", engine=label(row), fault=fault)
     return _sentences(said)
 
 

@@ -120,7 +120,7 @@ class ReferencePlayer:
             self.progress.skip([planned])
         else:
             self.played[alike] = self._played(number, planned)
-        return replace(self.played[alike], layout=_layout(planned), exact_steps=planned.exact_steps)
+        return replace(self.played[alike], layout=layout_of(planned), exact_steps=planned.exact_steps)
 
     def _played(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout; in float32 if the model fails in float64. The record has the reason."""
@@ -175,7 +175,7 @@ class ReferencePlayer:
 
     def _record(self, number: int, planned: LayoutPlan, dtype: str, trainings: Trainings) -> ReferenceLayoutRecord:
         return ReferenceLayoutRecord(
-            layout=_layout(planned),
+            layout=layout_of(planned),
             dtype=dtype,
             float64_failed=self.float64_failed or (None if dtype == "float64" else "the engine takes no float64"),
             rounds_to=planned.rounds_to,
@@ -189,7 +189,7 @@ class ReferencePlayer:
             separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
             draws=bool(self.neutral and self.neutral.draws),
             batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
-            then=_layout(planned.then) if planned.then else None,
+            then=layout_of(planned.then) if planned.then else None,
         )
 
     def _separation(self, dtype: str) -> SeparationRecord:
@@ -252,7 +252,7 @@ class ReferencePlayer:
         if name == "gradient" and training.dtype != OWN_DTYPE and not planned.subset:
             check_repeats(base, self._play(training, planned), self.world.device)
         facts, start = self._facts(small, training.dtype)
-        plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
+        plain = replace(_record(base, small, training, facts), moved=moved_from(start, base.state))
         if plain.life:
             plain = replace(plain, life=self._with_own_losses(plain.life, training, planned))
         if planned.compared:
@@ -302,7 +302,7 @@ class ReferencePlayer:
 
         def with_noise(seed: int) -> ReferenceTrainingRecord:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
-            return _record(self._play(training, planned, noise, base.life), job, facts, base)
+            return _record(self._play(training, planned, noise, base.life), job, training, facts, base)
 
         try:
             noisy = [with_noise(seed) for seed in seeds]
@@ -343,7 +343,7 @@ class ReferencePlayer:
 
         return reference.play(
             small,
-            _layout(planned),
+            layout_of(planned),
             steps,
             noise=noise,
             neutral=self.neutral,
@@ -351,8 +351,8 @@ class ReferencePlayer:
             parts=training.training == "gradient" and not noise,
             evaluated=not planned.compared and life is None,
             after_step=after_step,
-            then=_layout(planned.then) if planned.then else None,
-            then_from=_interruption(small, training, planned, len(steps)),
+            then=layout_of(planned.then) if planned.then else None,
+            then_from=interruption_of_layout(small, training, planned, len(steps)),
             moved=self.moved or (),
             life=life,
         )
@@ -400,11 +400,11 @@ class ReferencePlayer:
         self.progress.again(self.progress.done)
 
 
-def _layout(planned: LayoutPlan | ContinuedLayout) -> Layout:
+def layout_of(planned: LayoutPlan | ContinuedLayout) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 
-def _interruption(small: Job, training: ProveTask, planned: LayoutPlan, steps: int) -> int | None:
+def interruption_of_layout(small: Job, training: ProveTask, planned: LayoutPlan, steps: int) -> int | None:
     """Returns the step before which the training goes to other ranks; None where it does not."""
     if planned.then is None or training.training not in INTERRUPTED:
         return None
@@ -413,9 +413,14 @@ def _interruption(small: Job, training: ProveTask, planned: LayoutPlan, steps: i
 
 
 def _record(
-    result: reference.TrainingResult, job: Job, facts: ModelFacts, base: reference.TrainingResult | None = None
+    result: reference.TrainingResult,
+    job: Job,
+    training: ProveTask,
+    facts: ModelFacts,
+    base: reference.TrainingResult | None = None,
 ) -> ReferenceTrainingRecord:
     """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
+    steps = steps_of(training, job, reference.per_epoch(job))
     return ReferenceTrainingRecord(
         micro_batches=result.micro_batches,
         later=result.later,
@@ -428,6 +433,7 @@ def _record(
         clip_norm=job.clip_norm,
         each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
         phases=max(1, len(job.phases)),
+        schedule=list(steps),
         evaluation=result.evaluation,
         distances=distances(base.state, result.state) if base else {},
         life=_life(result.life, base.life if base else None) if result.life else None,

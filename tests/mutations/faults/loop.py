@@ -46,7 +46,7 @@ FAULTS = (
         "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n" + WRAPPED,
         ("first gradient",),
-        "gradients_rounded_on_their_way|last_digits_of_gradients_rounded",
+        "gradients_rounded|gradients_rounded_before_the_reduction",
     ),
     Fault(
         "different initial weights per rank",
@@ -94,7 +94,7 @@ FAULTS = (
         WRAPPED,
         "        module.eval()\n" + WRAPPED,
         ("loss",),
-        "first_loss_differs|wrong_since_end_of_epoch",
+        "evaluation_mode_left_on",
         ("conv", "transformer"),
         "dropout or BatchNorm",
     ),
@@ -122,7 +122,7 @@ FAULTS = (
         "if job.moves_lr(batch):",
         "if batch.completes_step:",
         ("learning rate",),
-        "scheduler_steps_at_other_times",
+        "scheduler_steps_each_step",
         ("transformer",),
         "a scheduler by epoch",
     ),
@@ -142,7 +142,7 @@ FAULTS = (
         "                    torch.distributed.all_reduce(p.grad)\n"
         "                    p.grad /= world.size\n",
         ("loss",),
-        "gradient_clipped_in_another_way",
+        "clipped_before_the_reduction",
         ("tied",),
         "clipping",
     ),
@@ -152,7 +152,7 @@ FAULTS = (
         "if batch.completes_step and job.clip_norm is not None:",
         "if False:",
         ("loss",),
-        "gradient_clipped_in_another_way",
+        "clipping_left_out",
         ("tied",),
         "clipping",
     ),
@@ -172,7 +172,7 @@ FAULTS = (
         "                optimizer.step(*run.closure(backward))\n",
         "                optimizer.step()\n                optimizer.step()\n",
         ("optimizer steps", "loss", "first gradient", "learning rate"),
-        "optimizer_step_left_out_or_repeated",
+        "optimizer_step_taken_twice",
     ),
     Fault(
         "gradients not cleared",
@@ -180,7 +180,7 @@ FAULTS = (
         "                optimizer.zero_grad()\n",
         "",
         ("loss",),
-        "second_update_wrong",
+        "gradients_not_cleared",
     ),
     Fault(
         "buffers from the wrong rank",

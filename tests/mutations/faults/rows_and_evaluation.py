@@ -29,7 +29,7 @@ FAULTS = (
         '"replica", micro_batch.step, micro_batch.micro',
         '"replica", 0, micro_batch.micro',
         ("loss",),
-        "second_step_draws_other_random_numbers",
+        "random_numbers_of_first_step",
         ("conv", "transformer"),
         "dropout",
     ),

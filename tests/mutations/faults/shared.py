@@ -20,7 +20,7 @@ FAULTS = (
         BUILT,
         _without("weight_decay"),
         ("loss",),
-        "own_optimizer_differs",
+        "setting_of_optimizer_left_out",
         ("conv",),
         "a weight decay",
     ),
@@ -30,12 +30,17 @@ FAULTS = (
         BUILT,
         _without("betas"),
         ("loss",),
-        "own_optimizer_differs",
+        "setting_of_optimizer_left_out",
         ("transformer",),
         "betas",
     ),
     Fault(
-        "an optimizer built without its momentum", PHASES, BUILT, _without("momentum"), ("loss",), "second_update_wrong"
+        "an optimizer built without its momentum",
+        PHASES,
+        BUILT,
+        _without("momentum"),
+        ("loss",),
+        "setting_of_optimizer_left_out",
     ),
     Fault(
         "an optimizer built with another rate",
@@ -64,7 +69,7 @@ FAULTS = (
         "                self._rows = iter(self.dataset)\n"
         "        if self.to_its_end",
         ("tensors received",),
-        "values_of_right_rows_differ",
+        "row_read_in_place_of_another",
         ("stream",),
         "a stream",
     ),

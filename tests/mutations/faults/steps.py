@@ -31,7 +31,7 @@ FAULTS = (
         "share=weight * self.world_size / total",
         "share=1.0 / self.micro_batches if rows else 0.0",
         ("first gradient",),
-        "part_of_gradient_missing_or_repeated",
+        "micro_batches_weigh_alike",
         ("transformer",),
         "micro-batches",
     ),

@@ -1,0 +1,24 @@
+"""Trial: one candidate fault with which the reference has replayed a training that differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samestep.message import Message
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one candidate fault leaves unexplained of a difference.
+
+    cause: the fault. where: the steps at which it acts. unexplained: the norm of what is left between the replay and
+    the values that were found, as a share of that between the reference and these; None: it was not tried, for want of
+    time, or could not be played. rounding: the share that rounding alone may leave. general: whether it fits one number
+    to what was found, so that a fault without a free number is preferred.
+    """
+
+    cause: Message
+    where: Message
+    unexplained: float | None = None
+    rounding: float = 0.0
+    general: bool = False

@@ -1,0 +1,321 @@
+"""The reference's training with a candidate fault in it, which a hypothesis describes: see hypotheses.py.
+
+Each replica's gradient is computed by itself, and the replicas may have weights of their own where a fault parts them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.engine import Layout
+from samestep.job import Job
+from samestep.records.record import MicroBatchRecord
+from samestep.reference.fetch import fetch, seed
+from samestep.reference.neutral import Neutral
+from samestep.reference.optimizers import Closure, Gradient, PlayedPhase
+from samestep.reference.play import Forward, ReplicatedTraining
+from samestep.reference.replica_state import ReplicaState, follow_first
+from samestep.reference.schedule import per_epoch, step_rows, weight
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of a training. step: counted in it. schedule_step: in the whole schedule. epoch_begins, epoch_ends: an
+    epoch other than the training's first begins with it; it is the last step of its epoch. again: whether a closure
+    has its gradient computed once more. micro_batches: of each replica."""
+
+    step: int
+    schedule_step: int
+    epoch: int
+    epoch_begins: bool
+    epoch_ends: bool
+    again: bool = False
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the loss of a replica's micro-batch is weighed by. weight: of its rows. of_replica: of all rows of the
+    replica's step. total: of all replicas'. rows, all_rows: how many those are."""
+
+    weight: float
+    of_replica: float
+    total: float
+    rows: int
+    all_rows: int
+    replicas: int
+    micro_batches: int
+
+
+Gradients = list[Gradient]  # of each replica
+
+
+def mean_over_replicas(sums: Gradients, replicas: int) -> Gradients:
+    """What an all-reduce leaves on every replica: the mean."""
+    total = [_added(tensors) for tensors in zip(*sums)]
+    mean = [None if tensor is None else tensor / replicas for tensor in total]
+    return [mean] * replicas
+
+
+def clipped(gradients: Gradients, job: Job) -> Gradients:
+    """The gradients after the job's clipping."""
+    return each_distinct(gradients, lambda gradient: by_norm(gradient, job.clip_norm))
+
+
+def by_norm(gradient: Gradient, limit: float | None, order: float = 2.0) -> Gradient:
+    """One gradient, scaled to at most a norm of `limit`."""
+    given = [tensor for tensor in gradient if tensor is not None]
+    if limit is None or not given:
+        return gradient
+    norm = torch.nn.utils.get_total_norm(given, order)
+    scale = float((limit / (norm + 1e-6)).clamp(max=1.0))
+    return [None if tensor is None else tensor * scale for tensor in gradient]
+
+
+def each_distinct(gradients: Gradients, change: Callable[[Gradient], Gradient]) -> Gradients:
+    """Changes each replica's gradient; one that all replicas share, once."""
+    if all(gradient is gradients[0] for gradient in gradients):
+        return [change(gradients[0])] * len(gradients)
+    return [change(gradient) for gradient in gradients]
+
+
+def forward_as_it_is(job: Job) -> Job:
+    return job
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One candidate fault: what a step does otherwise where it acts. Each function's default is what is right.
+
+    id, fields: of its message. delay: how many steps later than where it acts a loss shows it. parts_ways: whether the
+    replicas' weights part. general: see Trial. once: it acts everywhere or nowhere, as a setting does.
+    job: the job that is trained. layout: the replicas'. weighs: by which factor a part of the loss counts otherwise.
+    micro_batches: from a replica's gradients of each micro-batch to the one that is reduced. of_replica: changes it.
+    reduce: what each replica has after the reduction. last_is_own: of the last micro-batch each has its own.
+    reduced: changes that. clip: as clipped. keeps: whether the
+    gradient before is still there. steps: how many steps the optimizer takes. forgets: whether its state is lost
+    before. schedules: how many times the scheduler is stepped instead of once; schedules_first: before the optimizer.
+    averages: how often the averaged weights move; averages_first: before the optimizer's step. decay: of these, by the
+    number of updates before. after: changes the weights or the optimizer's state after the step. around: a context
+    of the forward and the backward pass. job_of_step: the job of the forward pass. masks: (step, micro-batch, replica)
+    of the random numbers. ends: changes the final weights.
+    """
+
+    id: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    delay: int = 1
+    parts_ways: bool = False
+    general: bool = False
+    once: bool = False
+    job: Callable[[Job], Job] = forward_as_it_is
+    layout: Callable[[Layout], Layout] = lambda layout: layout
+    weighs: Callable[[Part], float] = lambda part: 1.0
+    micro_batches: Callable[[Sequence[Gradient], Callable[[Gradient], Gradient]], Gradient] | None = None
+    of_replica: Callable[[Gradient], Gradient] = lambda gradient: gradient
+    reduce: Callable[[Gradients, int], Gradients] = mean_over_replicas
+    last_is_own: bool = False
+    reduced: Callable[[Gradient], Gradient] = lambda gradient: gradient
+    clip: Callable[[Gradients, Job], Gradients] = clipped
+    keeps: bool = False
+    steps: int = 1
+    forgets: bool = False
+    schedules: Callable[[FaultyTraining], int] = lambda training: 1
+    schedules_first: bool = False
+    schedules_each_phase: bool = False
+    averages: int = 1
+    averages_first: bool = False
+    decay: Callable[[float, int], float] = lambda decay, updates: decay
+    after: Callable[[FaultyTraining, PlayedPhase], None] = lambda training, phase: None
+    around: Callable[[FaultyTraining], AbstractContextManager[Any]] = lambda training: nullcontext()
+    job_of_step: Callable[[Job], Job] = forward_as_it_is
+    masks: Callable[[int, int, int], tuple[int, int, int]] = lambda step, micro, replica: (step, micro, replica)
+    ends: Callable[[FaultyTraining], None] = lambda training: None
+
+
+HEALTHY = Hypothesis("healthy")
+
+
+class FaultyTraining(ReplicatedTraining):
+    """A replicated training in which a hypothesis acts at the steps that `acts` names."""
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        device: str,
+        hypothesis: Hypothesis,
+        acts: Callable[[Moment], bool],
+        moved: Iterable[str] = (),
+        neutral: Neutral | None = None,
+    ) -> None:
+        self.hypothesis, self.acts = hypothesis, acts
+        self.now = HEALTHY  # the hypothesis where it acts in this step
+        if hypothesis.parts_ways:
+            moved = {*moved, *(name for name, p in job.model().named_parameters() if p.requires_grad)}
+        super().__init__(hypothesis.job(job), hypothesis.layout(layout), None, device, neutral, list(moved))
+        self.before: Gradients = []  # the gradients of the step before, which were cleared
+        self.gradients: Gradients = []
+        self.optimizer_states: dict[int, list[Any]] = {}  # phase -> of each replica
+        self.moment = Moment(-1, -1, -1, False, False)
+        self.updates = 0  # of the averaged weights
+
+    def _moment(self, step: int, schedule_step: int) -> Moment:
+        length = per_epoch(self.job)
+        epoch = schedule_step // length
+        begins = step > 0 and epoch != self.moment.epoch and self.moment.step != step
+        begins |= self.moment.step == step and self.moment.epoch_begins
+        micro_batches = len(step_rows(self.job, self.layout, schedule_step))
+        ends, again = (schedule_step + 1) % length == 0, self.moment.step == step
+        return Moment(step, schedule_step, epoch, begins, ends, again, micro_batches)
+
+    def _evaluated(
+        self, step: int, scheduled_step: int, phase: PlayedPhase
+    ) -> tuple[list[tuple[int, MicroBatchRecord]], float]:
+        self.moment = self._moment(step, scheduled_step)
+        now = self.now = self.hypothesis if self.acts(self.moment) else HEALTHY
+        plan = step_rows(self.job, self.layout, scheduled_step)
+        total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
+        if self.layout.buffers == "rank0":
+            for state in self.states[1:]:
+                state.buffers = {name: tensor.clone() for name, tensor in self.states[0].buffers.items()}
+        forwards = [Forward(phase, self.epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        micro_batches, parts = self._parts(forwards)
+        if not self.hypothesis.parts_ways:
+            follow_first(self.states, plan)
+        own = [parts[replica].pop() for replica in self.replicas] if now.last_is_own else []
+        sums = [self._of_replica(parts[replica]) for replica in self.replicas]
+        gradients = each_distinct(now.reduce(sums, self.layout.replicas), now.reduced)
+        if own:
+            gradients = [[_added(pair) for pair in zip(*pairs)] for pairs in zip(gradients, own)]
+        if now.keeps and self.before:
+            gradients = [
+                [_added(pair) for pair in zip(gradient, before)] for gradient, before in zip(gradients, self.before)
+            ]
+        self.gradients = self.before = now.clip(gradients, self.job)
+        for parameter, gradient in zip(self.parameters, self.gradients[0]):
+            parameter.grad = None if gradient is None else gradient.clone()
+        return micro_batches, 0.0
+
+    def _parts(self, forwards: list[Forward]) -> tuple[list[tuple[int, MicroBatchRecord]], dict[int, list[Gradient]]]:
+        """[replica] -> the gradient of each of its micro-batches, and what each replica saw."""
+        shares_passes = self.layout.replicas > 1 and (self.job.gather_outputs or self.job.sync_batchnorm)
+        places = [(forward, replica) for replica in self.replicas for forward in forwards]
+        if shares_passes:
+            places = [(forward, replica) for forward in forwards for replica in self.replicas]
+        micro_batches, parts = [], defaultdict(list)
+        for forward, replica in places:
+            if shares_passes and self.job.gather_outputs and forward.all_rows is None:
+                forward.all_rows = self._over_all_rows(forward)
+            self._clear_gradients()
+            micro_batches.append((replica, self._micro_batch(forward, replica)))
+            factor = self._factor(forwards, forward, replica)
+            parts[replica].append([None if p.grad is None else p.grad * factor for p in self.parameters])
+        self._clear_gradients()
+        return micro_batches, parts
+
+    def _factor(self, forwards: list[Forward], forward: Forward, replica: int) -> float:
+        rows = forward.rows[replica]
+        if not rows:
+            return 1.0
+        of_replica = sum(weight(self.job, other.rows[replica]) for other in forwards)
+        all_rows = sum(len(rows) for other in forwards for rows in other.rows)
+        weighs, replicas = weight(self.job, rows), self.layout.replicas
+        return self.now.weighs(
+            Part(weighs, of_replica, forward.total, len(rows), all_rows, replicas, micro_batches=len(forwards))
+        )
+
+    def _of_replica(self, parts: Sequence[Gradient]) -> Gradient:
+        if self.now.micro_batches is not None:
+            return self.now.micro_batches(parts, lambda gradient: by_norm(gradient, self.job.clip_norm))
+        return self.now.of_replica([_added(tensors) for tensors in zip(*parts)])
+
+    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
+        rows = forward.rows[replica]
+        data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
+        loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
+        return MicroBatchRecord(
+            forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=[], loss=loss
+        )
+
+    def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
+        phase = replace(forward.phase, job=self.now.job_of_step(forward.phase.job))
+        changed = forward if phase.job is forward.phase.job else replace(forward, phase=phase)
+        with self.now.around(self):
+            return super()._forward_and_backward(changed, replica, data, weighs)
+
+    def _seed(self, step: int, micro: int, replica: int) -> None:
+        seed(self.device, self.job.seed, "replica", *self.now.masks(step, micro, replica))
+
+    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, *, ends_epoch: bool) -> None:
+        now = self.now
+        if now.averages_first and self.job.ema:
+            self._average_weights(phase)
+        if now.schedules_first:
+            self._schedule(phase, ends_epoch)
+        if now.forgets:
+            phase.optimizer.state.clear()
+            self.optimizer_states.pop(phase.number, None)
+        for _ in range(now.steps):
+            self._update(phase, closure)
+        now.after(self, phase)
+        if self.job.ema and not now.averages_first:
+            for _ in range(now.averages):
+                self._average_weights(phase)
+        if not now.schedules_first:
+            self._schedule(phase, ends_epoch)
+
+    def _update(self, phase: PlayedPhase, closure: Closure) -> None:
+        if not self.hypothesis.parts_ways:
+            super()._update(phase, closure)
+            return
+        self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
+        states = self.optimizer_states.setdefault(phase.number, [])
+        while len(states) < self.layout.replicas:
+            states.append(defaultdict(dict))
+        for replica, gradient in enumerate(self.gradients):
+            self.states[replica].restore(self.model)
+            phase.optimizer.state = states[replica]
+            for parameter, of_parameter in zip(self.parameters, gradient):
+                parameter.grad = None if of_parameter is None else of_parameter.clone()
+            phase.optimizer.step()
+            self.states[replica] = ReplicaState(self.model, self.moved)
+        self.states[0].restore(self.model)
+
+    def _average_weights(self, phase: PlayedPhase) -> None:
+        self.decay = self.now.decay(self.job.ema or 0.0, self.updates)
+        self.updates += 1
+        super()._average_weights(phase)
+
+    def _schedule(self, phase: PlayedPhase, ends_epoch: bool) -> None:
+        last = self.phases[-1]
+        for _ in range(self.now.schedules(self)):
+            super()._schedule(last if self.now.schedules_each_phase else phase, ends_epoch)
+
+    def final_state(self) -> dict[str, Tensor]:
+        """The weights as they are saved, with replica 0's buffers."""
+        self.hypothesis.ends(self)
+        return self._state()
+
+
+def _added(tensors: Iterable[Tensor | None]) -> Tensor | None:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return sum(given[1:], given[0]) if given else None
+
+
+@contextmanager
+def in_evaluation_mode(training: FaultyTraining) -> Iterator[None]:
+    """The model in evaluation mode, as one is left in that nothing returns to training mode."""
+    modes = {module: module.training for module in training.model.modules()}
+    training.model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,439 @@
+"""The candidate faults that the reference replays where a training differs, and the steps at which each may act.
+
+A hypothesis that gives the values that were found is the cause, up to others that give them too. To add one: a row of
+`hypotheses`, its sentence in report/sentences/causes.toml, and a planted fault that it explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.engine import Layout
+from samestep.job import Job, Recipe
+from samestep.reference.faulty_training import (
+    FaultyTraining,
+    Gradients,
+    Hypothesis,
+    Moment,
+    by_norm,
+    each_distinct,
+    in_evaluation_mode,
+    mean_over_replicas,
+)
+from samestep.reference.optimizers import Gradient, PlayedPhase
+
+ROUNDED_TO = (torch.bfloat16, torch.float16, torch.float32)
+ROUNDING_MOVES = 8  # times its eps, at most, a loss by one rounded step
+CLIPPED_UNASKED = 1.0  # the default of libraries that clip unless they are told not to
+WARMING_UP = (1.0, 10.0)  # of averages whose decay is (1 + updates) / (10 + updates) at first, as timm's is
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps at which a hypothesis acts. id, fields: of the message that says so."""
+
+    id: str
+    includes: Callable[[Moment], bool]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+EVERY = Steps("at_every_step", lambda moment: True)
+IN_LATER_CALLS = Steps("in_later_calls_of_closure", lambda moment: moment.again)
+
+
+def steps_to_act_at(
+    hypothesis: Hypothesis, moments: Sequence[Moment], differs_at: int, *, closure: bool
+) -> Iterator[Steps]:
+    """Yields the steps at which a hypothesis may act, the simplest first, so that step `differs_at` is the first whose
+    loss shows it. moments: of the training. closure: whether the optimizer calls one."""
+    yield EVERY
+    if closure and not hypothesis.once:
+        yield IN_LATER_CALLS
+    at = max(0, differs_at - hypothesis.delay)
+    if hypothesis.once or len(moments) == 1 or at >= len(moments):
+        return
+    moment, numbers = moments[at], [moment.step for moment in moments]
+    candidates = [
+        Steps("at_last_steps_of_epochs", lambda moment: moment.epoch_ends),
+        Steps("at_first_steps_of_epochs", lambda moment: moment.epoch_begins),
+        Steps("at_every_step_but_the_first", lambda moment: moment.step > 0),
+        Steps("from_epoch_on", lambda other: other.epoch >= moment.epoch, {"epoch": moment.epoch}),
+        Steps("from_step_on", lambda other: other.step >= at, {"step": at}),
+        Steps("at_one_step", lambda other: other.step == at, {"step": at}),
+    ]
+    tried = [set(numbers)]
+    for candidate in candidates:
+        chosen = {moment.step for moment in moments if candidate.includes(moment)}
+        if at in chosen and chosen not in tried:
+            tried.append(chosen)
+            yield candidate
+
+
+def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Found) -> Iterator[Hypothesis]:
+    """Yields the candidate faults that can act on a training of the proof's `job`, the usual ones first."""
+    if quantity in ("learning rate", "optimizer steps"):
+        yield from _of_schedulers(job, layout)
+        yield from _of_optimizers(delay=0)
+        yield from _of_rates(layout) if quantity == "learning rate" else ()
+        return
+    many = layout.replicas > 1
+    micro_batches = bool(job.micro_batch)
+    yield from _of_reductions(layout, micro_batches, job.weight is not None) if many else ()
+    yield from _of_micro_batches(many) if micro_batches else ()
+    yield from _of_clipping(job, layout, training)
+    if training != "gradient":
+        yield from _of_optimizers()
+        yield Hypothesis("gradients_not_cleared", keeps=True)
+        yield Hypothesis("state_of_optimizer_forgotten", forgets=True)
+        yield from _of_averages(job)
+        yield from _of_schedulers(job, layout)
+        yield from _of_settings(job)
+    yield from _of_forward(job, layout)
+    yield from _of_rounding(many, found.relative)
+    if found.factor is not None:
+        factor = found.factor
+        yield Hypothesis("loss_scaled_by_another_factor", {"factor": factor}, reduced=_times(factor), general=True)
+    if found.tensors:
+        names = found.tensors
+        yield Hypothesis(
+            "gradients_left_out_of_reduction",
+            {"tensors": names},
+            reduce=lambda sums, replicas: _but_for(names, job, sums, replicas),
+            parts_ways=True,
+            general=True,
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a difference before anything is replayed. factor: of a first gradient, the number by which it is
+    the right one if it is one number; None: not known. tensors: the parameters whose first gradient is wrong, where
+    others are right. relative: how far the first losses that differ are off, as a share of their size."""
+
+    factor: float | None = None
+    tensors: list[str] = field(default_factory=list)
+    relative: float = 0.0
+
+
+def _times(factor: float) -> Callable[[Gradient], Gradient]:
+    return lambda gradient: [None if tensor is None else tensor * factor for tensor in gradient]
+
+
+def _of_reductions(layout: Layout, micro_batches: bool, weighed: bool) -> Iterator[Hypothesis]:
+    replicas = layout.replicas
+    yield Hypothesis("gradients_summed_instead_of_averaged", {"ranks": replicas}, reduced=_times(replicas))
+    yield Hypothesis("gradients_averaged_twice", {"ranks": replicas}, reduced=_times(1 / replicas))
+    yield Hypothesis("gradients_never_reduced", parts_ways=True, reduce=lambda sums, replicas: sums)
+    yield Hypothesis(
+        "averaged_per_rank_instead_of_per_row",
+        weighs=lambda part: part.total / part.replicas / part.of_replica,
+    )
+    if micro_batches:
+        yield Hypothesis("last_micro_batch_not_reduced", parts_ways=True, last_is_own=True)
+        yield Hypothesis("loss_not_divided_by_micro_batches", weighs=lambda part: float(part.micro_batches))
+        yield Hypothesis("share_of_the_rows_left_out", weighs=lambda part: part.total / part.weight / part.replicas)
+    yield Hypothesis("rank_left_out_of_average", reduce=_without_last)
+    yield Hypothesis("first_rank_alone_counts", reduce=lambda sums, replicas: [sums[0]] * replicas)
+    if weighed:
+        yield Hypothesis(
+            "weights_of_rows_left_out", weighs=lambda part: part.rows / part.all_rows * part.total / part.weight
+        )
+
+
+def _without_last(sums: Gradients, replicas: int) -> Gradients:
+    return [mean_over_replicas(sums[:-1], replicas)[0]] * replicas
+
+
+def _but_for(names: Sequence[str], job: Job, sums: Gradients, replicas: int) -> Gradients:
+    trained = [name for name, p in job.model().named_parameters() if p.requires_grad]
+    mean = mean_over_replicas(sums, replicas)[0]
+    return [[mine if name in names else all_ for name, mine, all_ in zip(trained, own, mean)] for own in sums]
+
+
+def _of_micro_batches(many: bool) -> Iterator[Hypothesis]:
+    yield Hypothesis("gradient_of_last_micro_batch_alone", micro_batches=lambda parts, clip: parts[-1])
+    yield Hypothesis("gradient_of_first_micro_batch_alone", micro_batches=lambda parts, clip: parts[0])
+    yield Hypothesis("last_micro_batch_left_out", micro_batches=lambda parts, clip: _sum(parts[:-1]))
+    yield Hypothesis(
+        "micro_batches_weigh_alike", weighs=lambda part: part.total / part.weight / part.replicas / part.micro_batches
+    )
+    yield Hypothesis("each_micro_batch_clipped", micro_batches=lambda parts, clip: _sum([clip(part) for part in parts]))
+
+
+def _sum(parts: Sequence[Gradient]) -> Gradient:
+    sums: Gradient = []
+    for tensors in zip(*parts):
+        given = [tensor for tensor in tensors if tensor is not None]
+        sums.append(sum(given[1:], given[0]) if given else None)
+    return sums
+
+
+def _of_clipping(job: Job, layout: Layout, training: str) -> Iterator[Hypothesis]:
+    limit = job.clip_norm
+    if limit is None:
+        yield Hypothesis(
+            "gradients_clipped_to_a_norm",
+            {"limit": CLIPPED_UNASKED},
+            clip=_to_norm(CLIPPED_UNASKED),
+        )
+        return
+
+    yield Hypothesis("clipping_left_out", clip=lambda gradients, job: gradients)
+    if layout.replicas > 1:
+        yield Hypothesis(
+            "clipped_before_the_reduction",
+            of_replica=lambda gradient: by_norm(gradient, limit),
+            clip=lambda gradients, job: gradients,
+        )
+        ranks = layout.replicas
+        for factor in (ranks, 1 / ranks, ranks**0.5, ranks**-0.5):
+            yield Hypothesis(
+                "gradients_clipped_to_a_norm",
+                {"limit": limit * factor},
+                clip=_to_norm(limit * factor),
+            )
+    yield Hypothesis("each_parameter_clipped", clip=_each(lambda gradient: [by_norm([g], limit)[0] for g in gradient]))
+    yield Hypothesis("gradients_clipped_by_another_norm", {"norm": "inf"}, clip=_to_norm(limit, float("inf")))
+    yield Hypothesis("gradients_clipped_by_another_norm", {"norm": "1"}, clip=_to_norm(limit, 1.0))
+    yield Hypothesis(
+        "elements_clipped",
+        clip=_each(lambda gradient: [None if g is None else g.clamp(-limit, limit) for g in gradient]),
+    )
+    if limit != CLIPPED_UNASKED:
+        yield Hypothesis("gradients_clipped_to_a_norm", {"limit": CLIPPED_UNASKED}, clip=_to_norm(CLIPPED_UNASKED))
+
+
+def _each(change: Callable[[Gradient], Gradient]) -> Callable[[Gradients, Job], Gradients]:
+    return lambda gradients, job: each_distinct(gradients, change)
+
+
+def _to_norm(limit: float, order: float = 2.0) -> Callable[[Gradients, Job], Gradients]:
+    return _each(lambda gradient: by_norm(gradient, limit, order))
+
+
+def _of_optimizers(delay: int = 1) -> Iterator[Hypothesis]:
+    """delay: of a loss; a rate that is missing or repeated shows at once."""
+    yield Hypothesis("optimizer_step_left_out", delay=delay, steps=0)
+    yield Hypothesis("optimizer_step_taken_twice", delay=delay, steps=2)
+
+
+def _of_schedulers(job: Job, layout: Layout) -> Iterator[Hypothesis]:
+    if job.scheduler is None:
+        return
+    every = job.scheduler.every
+    yield Hypothesis("scheduler_before_optimizer", schedules_first=True)
+    yield Hypothesis("scheduler_not_stepped", schedules=lambda training: 0)
+    if layout.replicas > 1:
+        ranks = layout.replicas
+        yield Hypothesis("scheduler_steps_once_for_each_rank", {"ranks": ranks}, schedules=lambda training: ranks)
+    if job.micro_batch:
+        yield Hypothesis(
+            "scheduler_steps_once_for_each_micro_batch", schedules=lambda training: training.moment.micro_batches
+        )
+    if job.phases:
+        yield Hypothesis("scheduler_steps_once_for_each_phase", schedules_each_phase=True)
+    yield Hypothesis("scheduler_steps_twice", schedules=lambda training: 2)
+    for other in {"step", "epoch"} - {every}:
+        if every != "evaluation":
+            identity = "scheduler_steps_each_step" if other == "step" else "scheduler_steps_each_epoch"
+            yield Hypothesis(identity, job=_scheduled(other), once=True)
+
+
+def _scheduled(every: str) -> Callable[[Job], Job]:
+    return lambda job: replace(job, scheduler=job.scheduler and replace(job.scheduler, every=every))  # type: ignore[arg-type]
+
+
+def _of_rates(layout: Layout) -> Iterator[Hypothesis]:
+    if layout.replicas > 1:
+        ranks = layout.replicas
+        yield Hypothesis(
+            "learning_rate_multiplied_by_ranks",
+            {"ranks": ranks},
+            job=lambda job: _with_recipes(job, lambda recipe: _faster(recipe, ranks)),
+            once=True,
+        )
+
+
+def _faster(recipe: Recipe, factor: float) -> Recipe:
+    groups = recipe.groups
+
+    def faster_groups(model: Any) -> list[Any]:
+        return [
+            {**group, "lr": group["lr"] * factor} if isinstance(group, dict) and "lr" in group else group
+            for group in list(groups(model) if groups else ())
+        ]
+
+    settings = {**recipe.settings, "lr": recipe.settings.get("lr", 1e-3) * factor}
+    return Recipe(recipe.cls, settings, faster_groups if groups else None)
+
+
+def _of_averages(job: Job) -> Iterator[Hypothesis]:
+    if not job.ema:
+        return
+    ema = job.ema
+
+    def forget(training: FaultyTraining) -> None:
+        training.average = {}
+
+    def first_update_copies(decay: float, updates: int) -> float:
+        return decay if updates else 0.0
+
+    def warming_up(decay: float, updates: int) -> float:
+        return min(decay, (WARMING_UP[0] + updates) / (WARMING_UP[1] + updates))
+
+    yield Hypothesis("averaged_weights_not_updated", averages=0)
+    yield Hypothesis("averaged_weights_updated_twice", averages=2)
+    yield Hypothesis("averaged_weights_updated_before_the_step", averages_first=True, once=True)
+    yield Hypothesis("weights_not_averaged", ends=forget, once=True)
+    yield Hypothesis("averaged_weights_begin_with_the_first_step", decay=first_update_copies, once=True)
+    yield Hypothesis("decay_of_average_warms_up", decay=warming_up, once=True)
+    for other in (1 - ema, ema**2, ema**0.5, 0.9, 0.99, 0.999, 0.9999):
+        yield Hypothesis("average_of_another_decay", {"decay": other}, decay=_constant(other), once=True)
+
+
+def _constant(decay: float) -> Callable[[float, int], float]:
+    return lambda of_job, updates: decay
+
+
+def _of_settings(job: Job) -> Iterator[Hypothesis]:
+    """Of each recipe: without one of its settings, and without its groups or what these set."""
+    recipes = [phase.optimizer for phase in job.phases] or [job.optimizer]
+    names = dict.fromkeys(name for recipe in recipes for name in recipe.settings if name != "lr")
+    for name in names:
+        yield Hypothesis(
+            "setting_of_optimizer_left_out",
+            {"setting": name},
+            job=_job_without(name),
+            once=True,
+        )
+    if any(recipe.groups for recipe in recipes):
+        yield Hypothesis(
+            "setting_of_optimizer_left_out",
+            {"setting": "weight_decay of the groups"},
+            job=lambda job: _with_recipes(job, _without_decay_of_groups),
+            once=True,
+        )
+
+
+def _with_recipes(job: Job, change: Callable[[Recipe], Recipe]) -> Job:
+    if not job.phases:
+        return replace(job, optimizer=change(job.optimizer))
+    return replace(job, phases=[replace(phase, optimizer=change(phase.optimizer)) for phase in job.phases])
+
+
+def _job_without(setting: str) -> Callable[[Job], Job]:
+    return lambda job: _with_recipes(job, lambda recipe: _without(recipe, setting))
+
+
+def _without(recipe: Recipe, setting: str) -> Recipe:
+    return Recipe(recipe.cls, {key: value for key, value in recipe.settings.items() if key != setting}, recipe.groups)
+
+
+def _without_decay_of_groups(recipe: Recipe) -> Recipe:
+    groups = recipe.groups
+    if groups is None:
+        return recipe
+
+    def undecayed(model: Any) -> list[Any]:
+        return [{**group, "weight_decay": 0.0} if isinstance(group, dict) else group for group in list(groups(model))]
+
+    return Recipe(recipe.cls, recipe.settings, undecayed)
+
+
+def _of_forward(job: Job, layout: Layout) -> Iterator[Hypothesis]:
+    yield Hypothesis("evaluation_mode_left_on", delay=0, around=in_evaluation_mode)
+    yield Hypothesis("random_numbers_of_first_step", delay=0, masks=lambda step, micro, replica: (0, micro, replica))
+    if layout.replicas > 1:
+        yield Hypothesis("random_numbers_of_rank_0", delay=0, masks=lambda step, micro, replica: (step, micro, 0))
+    if job.micro_batch:
+        yield Hypothesis(
+            "random_numbers_of_first_micro_batch", delay=0, masks=lambda step, micro, replica: (step, 0, replica)
+        )
+    if layout.replicas > 1 and layout.buffers == "rank0":
+        yield Hypothesis(
+            "buffers_not_those_of_rank_0", delay=0, layout=lambda layout: replace(layout, buffers="local"), once=True
+        )
+
+
+def _of_rounding(many: bool, relative: float) -> Iterator[Hypothesis]:
+    for dtype in (dtype for dtype in ROUNDED_TO if relative <= ROUNDING_MOVES * torch.finfo(dtype).eps):
+        name = {"dtype": str(dtype).removeprefix("torch.")}
+        yield Hypothesis("gradients_rounded", name, reduced=_rounded(dtype))
+        if many:
+            yield Hypothesis("gradients_rounded_before_the_reduction", name, of_replica=_rounded(dtype))
+        yield Hypothesis("weights_rounded", name, after=_weights_rounded(dtype))
+        yield Hypothesis("optimizer_state_rounded", name, after=_state_rounded(dtype))
+        if dtype != torch.float32:
+            yield Hypothesis(
+                "autocast_around_forward",
+                name,
+                delay=0,
+                job_of_step=_forward_under_autocast(dtype),
+            )
+            yield Hypothesis("autocast_around_the_loss", name, delay=0, around=_autocast(dtype))
+        yield Hypothesis(
+            "loss_rounded",
+            name,
+            delay=0,
+            job_of_step=_loss_rounded(dtype),
+        )
+
+
+def _rounded(dtype: torch.dtype) -> Callable[[Gradient], Gradient]:
+    return lambda gradient: [None if tensor is None else tensor.to(dtype).to(tensor.dtype) for tensor in gradient]
+
+
+def _loss_rounded(dtype: torch.dtype) -> Callable[[Job], Job]:
+    def rounded(job: Job) -> Job:
+        def criterion(output: Any, batch: Any) -> Tensor:
+            loss = job.criterion(output, batch)
+            return loss.to(dtype).to(loss.dtype)
+
+        return replace(job, criterion=criterion)
+
+    return rounded
+
+
+def _forward_under_autocast(dtype: torch.dtype) -> Callable[[Job], Job]:
+    def changed(job: Job) -> Job:
+        def forward(model: Any, batch: Any) -> Any:
+            with torch.autocast("cpu", dtype):
+                return job.forward(model, batch)
+
+        return replace(job, forward=forward)
+
+    return changed
+
+
+def _autocast(dtype: torch.dtype) -> Callable[[FaultyTraining], Any]:
+    @contextmanager
+    def autocast(training: FaultyTraining) -> Iterator[None]:
+        with torch.autocast("cpu", dtype):
+            yield
+
+    return autocast
+
+
+def _weights_rounded(dtype: torch.dtype) -> Callable[[FaultyTraining, PlayedPhase], None]:
+    def round_weights(training: FaultyTraining, phase: PlayedPhase) -> None:
+        with torch.no_grad():
+            for parameter in training.parameters:
+                parameter.copy_(parameter.to(dtype))
+
+    return round_weights
+
+
+def _state_rounded(dtype: torch.dtype) -> Callable[[FaultyTraining, PlayedPhase], None]:
+    def round_state(training: FaultyTraining, phase: PlayedPhase) -> None:
+        for state in phase.optimizer.state.values():
+            for tensor in state.values():
+                if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
+                    tensor.copy_(tensor.to(dtype))
+
+    return round_state
