@@ -24,10 +24,10 @@ PROVEN: tuple[VerdictWord, ...] = ("same", "approximate")  # the verdicts with w
 class Divergence:
     """The first difference between two trainings. training: of the proof. step: counted from 0 in this training.
 
-    expected: the reference's value. found: the engine's. Both are short enough to show, and never None. epoch,
-    schedule_step: of the step in the whole schedule, where the training does not begin with step 0. name: of the
-    training in the engine's record. tried: the candidate faults with which the reference has replayed it. ranks: the second
-    number of ranks, where it is this one that differs.
+    expected: the reference's value. found: the engine's. Both are short enough to show, and never None. ranks: the
+    second number of ranks, where it is this one that differs. epoch, schedule_step: of the step in the whole schedule,
+    where the training does not begin with step 0. name: of the training in the engine's record. tried: the candidate
+    faults with which the reference has replayed it.
     """
 
     training: str
