@@ -252,7 +252,7 @@ def _points(rows: int) -> TensorDataset:
     return TensorDataset(inputs, inputs.abs().argmax(1) % 3)
 
 
-def averaged(rows: int = 45, global_batch: int = 10) -> Job:
+def warming(rows: int = 45, global_batch: int = 10) -> Job:
     """Averaged weights, momentum, and a warm-up at every step."""
     return Job(
         model=_linear,

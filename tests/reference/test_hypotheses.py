@@ -96,7 +96,7 @@ def cause(trials: list[Trial]) -> list[tuple[str, str]]:
         pytest.param("conv", marks=CHECK),
         pytest.param("tied", marks=CHECK),
         pytest.param("transformer", marks=CHECK),
-        "averaged",
+        "warming",
         "closure",
         "phases",
     ],
@@ -116,7 +116,7 @@ def test_without_a_fault_the_replay_is_the_reference(name: str) -> None:
 
 
 @CHECK
-@pytest.mark.parametrize(("name", "training"), [("averaged", "user"), ("tied", "sgd")])
+@pytest.mark.parametrize(("name", "training"), [("warming", "user"), ("tied", "sgd")])
 def test_each_fault_is_named_by_its_replay(name: str, training: str, tmp_path: Path) -> None:
     job = getattr(jobs, name)()
     small = proof_job(job, task(training))
@@ -142,7 +142,7 @@ def test_each_fault_is_named_by_its_replay(name: str, training: str, tmp_path: P
     ],
 )
 def test_the_steps_at_which_a_fault_acts_are_named(fault: str, steps: str, tmp_path: Path) -> None:
-    job = jobs.averaged()
+    job = jobs.warming()
     small = proof_job(job, task("sgd"))
     (hypothesis,) = (h for h in hypotheses(small, LAYOUT, "sgd", "loss", Found()) if h.id == fault)
     length = per_epoch(small)

@@ -253,12 +253,12 @@ class FaultyTraining(ReplicatedTraining):
     def _seed(self, step: int, micro: int, replica: int) -> None:
         seed(self.device, self.job.seed, "replica", *self.now.masks(step, micro, replica))
 
-    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, *, ends_epoch: bool) -> None:
+    def _optimizer_step(self, phase: PlayedPhase, closure: Closure, step: int, *, ends_epoch: bool) -> None:
         now = self.now
         if now.averages_first and self.job.ema:
             self._average_weights(phase)
         if now.schedules_first:
-            self._schedule(phase, ends_epoch)
+            self._schedule(phase, step, ends_epoch=ends_epoch)
         if now.forgets:
             phase.optimizer.state.clear()
             self.optimizer_states.pop(phase.number, None)
@@ -269,7 +269,7 @@ class FaultyTraining(ReplicatedTraining):
             for _ in range(now.averages):
                 self._average_weights(phase)
         if not now.schedules_first:
-            self._schedule(phase, ends_epoch)
+            self._schedule(phase, step, ends_epoch=ends_epoch)
 
     def _update(self, phase: PlayedPhase, closure: Closure) -> None:
         if not self.hypothesis.parts_ways:
@@ -293,15 +293,15 @@ class FaultyTraining(ReplicatedTraining):
         self.updates += 1
         super()._average_weights(phase)
 
-    def _schedule(self, phase: PlayedPhase, ends_epoch: bool) -> None:
+    def _schedule(self, phase: PlayedPhase, step: int, *, ends_epoch: bool) -> None:
         last = self.phases[-1]
         for _ in range(self.now.schedules(self)):
-            super()._schedule(last if self.now.schedules_each_phase else phase, ends_epoch)
+            super()._schedule(last if self.now.schedules_each_phase else phase, step, ends_epoch=ends_epoch)
 
     def final_state(self) -> dict[str, Tensor]:
         """The weights as they are saved, with replica 0's buffers."""
         self.hypothesis.ends(self)
-        return self._state()
+        return self.state()
 
 
 def _added(tensors: Iterable[Tensor | None]) -> Tensor | None:

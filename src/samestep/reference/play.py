@@ -350,7 +350,7 @@ class ReplicatedTraining:
         self._update(phase, closure)
         if self.job.ema:
             self._average_weights(phase)
-        self._schedule(phase, ends_epoch)
+        self._schedule(phase, step, ends_epoch=ends_epoch)
 
     def _update(self, phase: PlayedPhase, closure: Closure) -> None:
         """One step of the phase's optimizer, whose learning rates are noted before it."""
@@ -370,7 +370,7 @@ class ReplicatedTraining:
                 old, new = self.decay * self.average[name], (1.0 - self.decay) * parameter.detach()
                 self.average[name] = old + new
 
-    def _schedule(self, phase: PlayedPhase, ends_epoch: bool) -> None:
+    def _schedule(self, phase: PlayedPhase, step: int, *, ends_epoch: bool) -> None:
         """Steps the scheduler where it is due."""
         every = self.job.scheduler.every if self.job.scheduler else None
         ends_round = phase is self.phases[-1]

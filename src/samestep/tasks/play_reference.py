@@ -275,7 +275,7 @@ class ReferencePlayer:
         """Adds the first losses of a run that begins with the model's own weights."""
         small = proof_job(self.job, training)
         own = reference.play(
-            small, _layout(planned), 1, device=self.world.device, evaluated=False, moved=self.moved or ()
+            small, layout_of(planned), 1, device=self.world.device, evaluated=False, moved=self.moved or ()
         )
         losses = [[micro_batch.loss or 0.0 for micro_batch in replica] for replica in own.micro_batches]
         cut = life_steps(training, len(small.phases))

@@ -20,7 +20,7 @@ LOOP = "        for batch in run.batches():\n            loss = backward(batch)\
 RETURNED = "        return module.state_dict()\n"
 WEIGHTS, PHASES = "rank/weights.py", "job/phases.py"
 BUILT = "        return self.cls(parameters, **self.settings)\n"
-CONV, TIED, TRANSFORMER, AVERAGE = ("conv",), ("tied",), ("transformer",), ("averaged",)
+CONV, TIED, TRANSFORMER, AVERAGE = ("conv",), ("tied",), ("transformer",), ("warming",)
 LOSS, GRADIENT, RATE, PARAMETER = ("loss",), ("first gradient",), ("learning rate",), ("parameter",)
 LOSS_OR_PARAMETER = ("loss", "parameter")
 
