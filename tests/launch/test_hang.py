@@ -253,6 +253,31 @@ def test_a_job_that_is_built_for_long_is_told_of_and_not_ended(tmp_path: Path, m
     assert [(told.id, told.fields["rank"]) for told in said] == [("rank_builds_for_long", 0)] * 5
 
 
+@pytest.mark.parametrize(
+    ("timeout_s", "first_took_s", "ends_after_s"),
+    [(120.0, 0.2, 30.0), (120.0, 4.0, 80.0), (20.0, 4.0, 18.0), (120.0, None, 114.0)],
+)
+def test_a_thread_that_keeps_its_turn_in_the_first_step_is_not_waited_for_like_a_compilation(
+    timeout_s: float, first_took_s: float | None, ends_after_s: float, tmp_path: Path
+) -> None:
+    watching = watchdog.Watchdog(tmp_path, 2, Machines(timeout_s=timeout_s), None, as_threads=True)
+    first, second = _Rank(), _Rank()
+    first.update(Pulse(1, FORWARD, 0, 0, {}), 0.0)
+    if first_took_s is not None:
+        first.update(Pulse(2, BACKWARD, 0, 0, {}), first_took_s)
+    second.update(Pulse(1, FORWARD, 0, 0, {}), 0.0)
+    ranks = {0: first, 1: second} if first_took_s is not None else {0: second}
+    for rank in ranks.values():
+        rank.silent_s = ends_after_s
+    first.silent_s += 0.1  # it waits for the second
+    assert not watching._keeps_its_turn(ranks)
+    for rank in ranks.values():
+        rank.silent_s += 0.5
+    assert watching._keeps_its_turn(ranks)
+    second.pulse = Pulse(2, BUILDING, NONE, 0, {})
+    assert not watching._keeps_its_turn(ranks)  # it may read a large file
+
+
 def test_the_limit_follows_the_pace_of_the_training() -> None:
     slow = _Rank()
     slow.update(Pulse(1, BUILDING, NONE, 0, {}), 0.2)

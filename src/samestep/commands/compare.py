@@ -400,6 +400,7 @@ def _start(
         watch=watch,
         machines=machines,
         samples_usage=bool(inspected.setup.rounds) and not is_reference,
+        as_threads=as_threads,
     )
 
 

@@ -41,20 +41,22 @@ def run(
     stall_s: float | None = None,
     ends_by: Collection[signal.Signals] = (),
     samples_usage: bool = False,
+    as_threads: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
     second ends them. ends_by: signals that end them at once. stall_s: as --stall, after which a hang is named.
-    samples_usage: writes usage.csv and usage.json into `folder`. Raises UserError or TrainingFailed with the error of
-    the first rank that failed. The process tree has always ended when this function returns or raises.
+    samples_usage: writes usage.csv and usage.json into `folder`. as_threads: whether the ranks are threads of one
+    process. Raises UserError or TrainingFailed with the error of the first rank that failed. The process tree has
+    always ended when this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(message("stale_lock_removed", lock=lock))
     killed_before = first_error.memory_kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
-    watchdog = Watchdog(folder, size, machines, stall_s)
+    watchdog = Watchdog(folder, size, machines, stall_s, as_threads=as_threads)
     progress, logs = Progress(), LogRotation(folder)
     sampled = closing(MonitorSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:

@@ -32,6 +32,7 @@ OTHER_LEAST_S = 600.0  # the same, of an evaluation and a checkpoint
 FIRST_S = 600.0  # the same, until the first step has ended: it may compile, and libraries are imported
 FIRST_FACTOR, FIRST_LEAST_S = 5, 120.0  # of that, times --stall, and at least
 ELSEWHERE_S = 30.0  # more, where the rank at fault is on another machine: that one's command can name it
+TURN_FACTOR, TURN_LEAST_S = 20, 30.0  # times what another thread took for the same, and at least
 TIMEOUT_MARGIN = 0.05  # of --timeout: collectives raise then, and nobody could be asked any more
 TIMEOUT_MARGIN_S = 4 * POLL_S  # the same, at least, and at most half of a short one
 FILE = "hang.txt"
@@ -66,6 +67,10 @@ class _Rank:
         if pulse.taken != before.taken:
             self._since_step_s = 0.0
 
+    def took_s(self, activity: int) -> float | None:
+        """Returns the longest silence in an activity that has ended; None for an activity that has not."""
+        return self._longest_s.get(activity)
+
     def limit_s(self, stall_s: float | None) -> float:
         """Returns how long it may do nothing. stall_s: --stall; None: chosen by the training's own pace."""
         activity = self.pulse.activity
@@ -86,9 +91,13 @@ def is_step(activity: int) -> bool:
 
 
 class Watchdog:
-    """Watches the ranks on this machine that write into `folder`. stall_s: as --stall; 0: watches nothing."""
+    """Watches the ranks on this machine that write into `folder`. stall_s: as --stall; 0: watches nothing. as_threads:
+    whether the ranks are threads of one process, which take turns."""
 
-    def __init__(self, folder: Path, size: int, machines: Machines, stall_s: float | None) -> None:
+    def __init__(
+        self, folder: Path, size: int, machines: Machines, stall_s: float | None, *, as_threads: bool = False
+    ) -> None:
+        self._as_threads = as_threads
         self._folder, self._size, self._machines, self._stall_s = folder, size, machines, stall_s
         self._ranks: dict[int, _Rank] = {}
         self._polled_at = self._asked_at = time.monotonic()
@@ -108,7 +117,9 @@ class Watchdog:
         if not ranks or any(rank.pulse.activity == STARTING for rank in ranks.values()):
             return
         self._tell(ranks)
-        if all(rank.silent_s > rank.limit_s(self._stall_s) for rank in ranks.values()):
+        if all(rank.silent_s > rank.limit_s(self._stall_s) for rank in ranks.values()) or (
+            self._as_threads and self._keeps_its_turn(ranks)
+        ):
             self._fail(ranks, surely=True)
         elif self._is_near_timeout(ranks, now):
             self._fail(ranks, surely=False)
@@ -132,10 +143,28 @@ class Watchdog:
                 say(message("rank_builds_for_long", rank=number, silent_s=rank.silent_s, place=place))
                 return
 
+    def _keeps_its_turn(self, ranks: Mapping[int, _Rank]) -> bool:
+        """Whether the thread whose turn it is lets the others wait as long as no collective would, or, in a step, for
+        far longer than another one took for the same. That thread has beaten last."""
+        running = min(ranks.values(), key=lambda rank: rank.silent_s)
+        activity = running.pulse.activity
+        if activity in (BUILDING, ENDING):
+            return False
+        took = [s for rank in ranks.values() if rank is not running and (s := rank.took_s(activity)) is not None]
+        limit_s = self._near_timeout_s
+        if is_step(activity) and took:
+            limit_s = min(limit_s, max(TURN_LEAST_S, TURN_FACTOR * max(took)))
+        return running.silent_s > limit_s
+
+    @property
+    def _near_timeout_s(self) -> float:
+        """The seconds of waiting after which a collective is about to raise."""
+        timeout_s = self._machines.timeout_s
+        return timeout_s - min(max(TIMEOUT_MARGIN * timeout_s, TIMEOUT_MARGIN_S), timeout_s / 2)
+
     def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
         """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""
-        timeout_s = self._machines.timeout_s
-        near_s = timeout_s - min(max(TIMEOUT_MARGIN * timeout_s, TIMEOUT_MARGIN_S), timeout_s / 2)
+        near_s = self._near_timeout_s
         silent = [number for number, rank in ranks.items() if rank.silent_s > 0.9 * near_s]
         if not silent or now - self._asked_at < POLL_S:
             return False
