@@ -41,13 +41,16 @@ def test_engines() -> None:
 
 def test_verify(tmp_path: Path) -> None:
     arguments = ["verify", *DIGITS, "--engines", "single,ddp,dataparallel", "--nproc", "2", "--device", "cpu"]
-    done = samestep(*arguments, "--json", out=tmp_path / "out")
+    done = samestep(*arguments, "--also", "5", "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["job"], found["world_size"]) == ("digits", 2)
     rows = {row["engine"]: row for row in found["engines"]}
     assert all(set(row) >= ROW for row in rows.values())
     assert (rows["ddp"]["verdict"], rows["ddp"]["bitwise"], rows["ddp"]["replicas"]) == ("same", True, 2)
+    second = rows["ddp"]["second"]
+    assert [second[name] for name in ("ranks", "ranks_as", "verdict", "bitwise")] == [5, "threads", "same", True]
+    assert rows["single"]["second"] is None
     assert rows["dataparallel"]["verdict"] == "unavailable"
     assert "samples_per_second" not in rows["ddp"]
     assert found["same_as_one_process"]["answer"] == "yes"
