@@ -88,6 +88,7 @@ TAMPERINGS: dict[str, tuple[Tamper, str, str]] = {
     "the loss after the restart": (_loss(5), "loss", "wrong_since_restart"),
     "a loss that is no number": (_loss(6, lambda _: float("nan")), "loss", "state_lost_at_restart"),
     "an evaluation": (_entry(1, loss=1.0), "evaluation", "evaluation_of_other_weights"),
+    "an evaluation after the restart": (_entry(2, loss=1.0), "evaluation", "state_lost_at_restart"),
     "a metric": (_entry(1, accuracy=2.0), "evaluation", "evaluation_of_other_weights"),
     "an evaluation of the weights before": (_stale, "evaluation", "evaluation_of_earlier_weights"),
     "an evaluation fewer": (_curve(lambda curve: curve[:-1]), "evaluation", "evaluation_left_out"),

@@ -127,6 +127,8 @@ class LifeComparison:
         earlier = [*reversed(self.want.evaluations[:number]), *([self.want.before] if self.want.before else [])]
         if any(math.isclose(got, _mean(evaluation, name), rel_tol=ALIKE) for evaluation in earlier):
             return message("evaluation_of_earlier_weights")
+        if self.want.at_step[number] > self.want.stop:  # the evaluations before the restart are right
+            return message("state_lost_at_restart", step=self.want.stop)
         return message("evaluation_of_other_weights")
 
     def _unsteady(self) -> set[str]:
