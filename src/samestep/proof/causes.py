@@ -1,6 +1,7 @@
-"""Names the usual cause of a difference between an engine and the reference, from the numbers of both.
+"""Names what the numbers of an engine and the reference show of a difference by themselves, without a replay.
 
-A cause is a hint; the difference itself is the proof. CAUSES has a function for each quantity that is compared.
+It is the cause where rows, weights or names are wrong; hypotheses.py tries the causes of the others. CAUSES has a
+function for each quantity that is compared.
 """
 
 from __future__ import annotations

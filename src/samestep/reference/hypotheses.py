@@ -95,7 +95,7 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_schedulers(job, layout)
         yield from _of_settings(job)
     yield from _of_forward(job, layout)
-    yield from _of_rounding(many, found.relative)
+    yield from _of_rounding(many, micro_batches, found.relative)
     if found.factor is not None:
         factor = found.factor
         yield Hypothesis("loss_scaled_by_another_factor", {"factor": factor}, reduced=_times(factor), general=True)
@@ -361,10 +361,14 @@ def _of_forward(job: Job, layout: Layout) -> Iterator[Hypothesis]:
         )
 
 
-def _of_rounding(many: bool, relative: float) -> Iterator[Hypothesis]:
+def _of_rounding(many: bool, micro_batches: bool, relative: float) -> Iterator[Hypothesis]:
     for dtype in (dtype for dtype in ROUNDED_TO if relative <= ROUNDING_MOVES * torch.finfo(dtype).eps):
         name = {"dtype": str(dtype).removeprefix("torch.")}
-        yield Hypothesis("gradients_rounded", name, reduced=_rounded(dtype))
+        rounded = _rounded(dtype)
+        yield Hypothesis("gradients_rounded", name, reduced=rounded)
+        if micro_batches:
+            between = _rounded_between(rounded)
+            yield Hypothesis("gradients_rounded", name, micro_batches=between, reduced=rounded)
         if many:
             yield Hypothesis("gradients_rounded_before_the_reduction", name, of_replica=_rounded(dtype))
         yield Hypothesis("weights_rounded", name, after=_weights_rounded(dtype))
@@ -383,6 +387,20 @@ def _of_rounding(many: bool, relative: float) -> Iterator[Hypothesis]:
             delay=0,
             job_of_step=_loss_rounded(dtype),
         )
+
+
+def _rounded_between(
+    rounded: Callable[[Gradient], Gradient],
+) -> Callable[[Sequence[Gradient], Callable[[Gradient], Gradient]], Gradient]:
+    """Rounds what has been accumulated before each further micro-batch."""
+
+    def accumulated(parts: Sequence[Gradient], clip: Callable[[Gradient], Gradient]) -> Gradient:
+        total = parts[0]
+        for part in parts[1:]:
+            total = _sum([rounded(total), part])
+        return total
+
+    return accumulated
 
 
 def _rounded(dtype: torch.dtype) -> Callable[[Gradient], Gradient]:
