@@ -158,7 +158,7 @@ class VerifyOptions(ProofOptions):
     also: Annotated[
         int | str | None,
         Typed(str, "", lambda text, _: int(text) if text.isdecimal() else text or None, words="a number, or 'none'"),
-        Option(metavar="N|none", help="Another number of ranks that is proven, too; by default 5, or another prime."),
+        Option(metavar="N|none", help="So many ranks are proven, too; by default 5."),
     ] = None
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
