@@ -37,6 +37,7 @@ from samestep.rank.step import (
     keep_state,
     loss_over_all_rows,
     one_row_message,
+    with_weights,
 )
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.record import TrainingRecord
@@ -143,6 +144,8 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
         loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first)
+        if self.job.batch_weight:
+            loader = with_weights(loader, self.job, self.world)
         if self._observer and self.count.first:
             self._observer.note_buffers()
         self.began_at = time.time()

@@ -292,5 +292,55 @@ def phases(rows: int = 45, global_batch: int = 10) -> Job:
         scheduler=LRSchedule(_decay, every="step"),
         train=_points(rows),
         global_batch=global_batch,
+
+
+def _masks(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Masks words at random, as a collator for masked language modelling does."""
+    tokens = torch.stack(samples)
+    masked = torch.rand(tokens.shape) < 0.3
+    return tokens.masked_fill(masked, 0), torch.where(masked, tokens, -100)
+
+
+def _unmasked(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Masks the words that are divisible by 3: an evaluation draws nothing."""
+    tokens = torch.stack(samples)
+    masked = tokens % 3 == 0
+    return tokens.masked_fill(masked, 0), torch.where(masked, tokens, -100)
+
+
+class Tokens(Dataset[Tensor]):
+    def __init__(self, rows: int, seed: int) -> None:
+        self.tokens = torch.randint(1, 13, (rows, 7), generator=_random(seed))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tokens[index]
+
+
+def _mean_of_masked(output: Tensor, batch: Batch) -> Tensor:
+    losses = F.cross_entropy(output.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+    return losses / (batch.targets != -100).sum().clamp(min=1)
+
+
+def masked(rows: int = 45, global_batch: int = 10) -> Job:
+    """Masked language modelling: each batch says what it weighs; with micro-batches."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(11)
+        return nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 13))
+
+    return Job(
+        model=model,
+        criterion=_mean_of_masked,
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-2}),
+        train=Tokens(rows, 50),
+        evaluation=Tokens(13, 60),
+        collate=_masks,
+        evaluation_collate=_unmasked,
+        batch_weight=lambda batch: (batch.targets != -100).sum(),
+        global_batch=global_batch,
+        micro_batch=3,
         epochs=2,
     )

@@ -294,8 +294,95 @@ def mixup() -> Job:
     return _job(_mlp, collate=collate)
 
 
-def unknown_random_numbers() -> Job:
+def mixup_sum() -> Job:
+    return replace(mixup(), criterion=lambda output, batch: F.cross_entropy(output, batch.targets, reduction="sum"))
+
+
+def masked_by_collate() -> Job:
+    """Targets of one in three positions, drawn for a whole batch, as by Hugging Face's collator."""
+
+    def collate(samples: list[Any]) -> Any:
+        inputs, targets = (torch.stack(each) for each in zip(*samples))
+        masked = torch.bernoulli(torch.full((len(inputs), 8), 0.4)).bool()
+        return inputs, torch.where(masked, targets[:, None].expand(-1, 8), -100)
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output.repeat_interleave(8, 0), batch.targets.flatten())
+
+    return _job(_mlp, criterion, collate=collate)
+
+
+def gamma() -> Job:
     def criterion(output: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(output * torch._standard_gamma(torch.ones(len(output), 1)), batch.targets)
+
+    return _job(_mlp, criterion)
+
+
+def rows_mixed_by_draws() -> Job:
+    """Mixes each row with the one that a draw of its own batch puts in its place."""
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output + 0.2 * output[torch.rand(len(output)).argsort()], batch.targets)
+
+    return _job(_mlp, criterion)
+
+
+class Averaging(nn.Module):
+    """Keeps statistics that only its evaluation uses. kind: of InstanceNorm, BatchNorm, or a count of its rows."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer, self.last = kind, nn.Linear(20, 16), nn.Linear(16, 2)
+        self.norm = nn.BatchNorm1d(16) if kind == "batch" else nn.InstanceNorm1d(4, track_running_stats=True)
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        if self.kind == "instance":
+            hidden = self.norm(hidden.view(-1, 4, 4)).flatten(1)
+        elif self.kind == "batch" and self.training:
+            self.norm(hidden.detach())
+        elif self.kind == "batch":
+            hidden = self.norm(hidden)
+        elif self.training:
+            self.rows += len(x)
+        return self.last(hidden.relu())  # type: ignore[no-any-return]
+
+
+def running_statistics() -> Job:
+    return _job(lambda: Averaging("instance"), evaluation=TensorDataset(X, Y))
+
+
+def batch_norm_of_evaluation() -> Job:
+    return _job(lambda: Averaging("batch"), evaluation=TensorDataset(X, Y))
+
+
+def counts_rows() -> Job:
+    return _job(lambda: Averaging("count"))
+
+
+def few_padded() -> Job:
+    """A mean over tokens, of which five rows of 1,200 have fewer, none of them evenly spaced."""
+    inputs = torch.randn(1200, 20, generator=torch.Generator().manual_seed(3))
+    targets = torch.ones(1200, 8, dtype=torch.int64)
+    targets[[17, 333, 517, 791, 1013], 3:] = 0
+    return _job(_mlp, _token_mean, train=TensorDataset(inputs, targets))
+
+
+LIBRARY = torch.library.Library("separable", "FRAGMENT")
+if not hasattr(torch.ops.separable, "scales"):  # the file is imported more than once in a process
+    LIBRARY.define("scales(Tensor rows) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    LIBRARY.impl("scales", lambda rows: 1 + torch.rand(len(rows), 1).to(rows), "CompositeExplicitAutograd")
+
+
+def unheld(output: Tensor) -> Tensor:
+    """Draws by an operation that no table of the proof has."""
+    return torch.ops.separable.scales(output.detach())  # type: ignore[no-any-return]
+
+
+def unknown_random_numbers() -> Job:
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output * unheld(output), batch.targets)
 
     return _job(_mlp, criterion)

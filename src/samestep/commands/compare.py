@@ -162,6 +162,7 @@ def _play(
         steps=job.proof_steps,
         replicas=inspected.size,
         rows=job.proof_rows,
+        extremes=job.extremes,
         noise_runs=1 if job.costly or setup.quick else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
@@ -172,7 +173,7 @@ def _one_process(
     inspected: InspectedSetup, folder: Path, reference: Record, show_phase: ShowPhase
 ) -> OneProcess | None:
     """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
-    the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
+    the reference with held random numbers and no batch statistics, to tell what is expected from a mistake."""
     played = [
         Expectation(reference, number)
         for number, layout in enumerate(reference.ranks[0].layouts)
@@ -185,8 +186,13 @@ def _one_process(
     same, worst = same_as_one(several_replicas, one_replica)
     if same:
         return OneProcess("yes", worst)
-    record = _play(inspected, folder, "neutral", neutral_layouts(several_replicas.facts), show_phase)
-    return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), inspected.job)
+
+    def play(constant: bool) -> tuple[Expectation, Expectation]:
+        layouts = neutral_layouts(several_replicas.facts, constant=constant)
+        record = _play(inspected, folder, "constant" if constant else "neutral", layouts, show_phase)
+        return Expectation(record, 0), Expectation(record, 1)
+
+    return not_one_process(worst, play, inspected.job)
 
 
 def _launch(
@@ -202,7 +208,13 @@ def _launch(
     in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
     if number == 0:
         trainings += proof_trainings(
-            row.facts, loop, inspected.job.proof_steps, inspected.size, inspected.job.proof_rows, in_own_dtype
+            row.facts,
+            loop,
+            inspected.job.proof_steps,
+            inspected.size,
+            inspected.job.proof_rows,
+            extremes=inspected.job.extremes,
+            in_own_dtype=in_own_dtype,
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
@@ -261,7 +273,7 @@ def _second_verdict(
         setup.settings,
         row.engine,
         second.facts.settings,
-        trainings=second_trainings(second.facts, loop, subset),
+        trainings=second_trainings(second.facts, loop, subset, inspected.job.extremes),
         threads=setup.machines.planned_threads,
         nproc=subset.replicas,
         proof_threads=setup.machines.threads or 1,
@@ -326,7 +338,7 @@ def _interrupted(
     facts, continuation = row.facts, row.continued_by
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != continuation.replicas)
     trainings = [
-        proof_trainings(engine, loop, job.proof_steps, inspected.size, job.proof_rows)
+        proof_trainings(engine, loop, job.proof_steps, inspected.size, job.proof_rows, extremes=job.extremes)
         for engine in (facts, continuation)
     ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))

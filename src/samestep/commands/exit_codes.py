@@ -26,13 +26,13 @@ NOT_JUDGED = 3  # nothing is wrong in what could be judged, but a part that a pr
 
 
 def exit_code(results: CompareResults, *, strict: bool = False) -> int:
-    """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks; else 0.
+    """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks, or may; else 0.
 
     Also 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'. strict:
     also where N ranks train differently from one process as expected.
     """
     answer = results.same_as_one_process.answer if results.same_as_one_process else "yes"
-    wrong = {"no", "no, as expected"} if strict else {"no"}
+    wrong = {"no", "not known"} | ({"no, as expected"} if strict else set())
     bad = any(row.verdict in ("differs", "failed") for row in results.engines)
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 

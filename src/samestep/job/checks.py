@@ -45,6 +45,9 @@ def check_job(job: JobFields) -> None:
             f"micro_batch is {job.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
             "at once; leave out one of them"
         )
+    if job.batch_weight and (job.weight or job.gather_outputs):
+        other = "weight" if job.weight else "gather_outputs=True"
+        raise UserError(f"batch_weight and {other} each say what a batch weighs in the mean; leave out one of them")
     check_metrics(job.metrics)
     for name in {"loss", "step"} & {*job.metrics}:
         raise UserError(
@@ -169,6 +172,7 @@ CALLED = {
     "augment": "augment=lambda sample, generator: sample",
     "weight": "weight=lambda index: float(weights[index])",
     "evaluation_weight": "evaluation_weight=lambda index: float(weights[index])",
+    "batch_weight": "batch_weight=lambda batch: (batch.targets != -100).sum()",
     "on_step": "on_step=lambda info: print(info)",
     "on_evaluation": "on_evaluation=lambda step, metrics: print(step, metrics)",
 }
@@ -280,6 +284,7 @@ HINTS = {
     "give seed=…": "random_seed random_state manual_seed",
     "give ema=…, its decay": "ema_decay model_ema",
     "give weight=(index) -> float": "sample_weight sample_weights weights",
+    "give batch_weight=(batch) -> number": "num_items_in_batch num_items average_tokens_across_devices",
 }
 
 

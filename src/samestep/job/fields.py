@@ -49,6 +49,8 @@ class JobFields:
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    batch_weight: (batch) -> what the batch weighs in the criterion's mean, where collate decides that (for instance its
+        masked tokens). It is summed over the ranks once a step, and decides the evaluation's loss, too.
     collate: as DataLoader's. evaluation_collate: the same for the evaluation's samples; None: `collate`, too.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
     max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
@@ -97,6 +99,7 @@ class JobFields:
     phases: Sequence[Phase] = ()
     carry_state: bool = False
     evaluation_collate: Callable[[list[Any]], Any] | None = None
+    batch_weight: Callable[[Batch], Tensor | float] | None = None
 
     def output(self, model: nn.Module, batch: Batch) -> Any:
         """Calls `forward`. Returns its output, without the state where it carries one."""

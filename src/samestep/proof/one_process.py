@@ -3,77 +3,148 @@ job makes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isclose, isfinite
 
 from samestep.message import Message, message
-from samestep.proof.compare import bound_of
+from samestep.proof.compare import BOUND, bound_of
 from samestep.proof.trace import EPS, Expectation
 from samestep.records.inspection import JobFacts
-from samestep.records.record import ReferenceLayoutRecord, SeparationRecord
+from samestep.records.record import FromOne, ReferenceLayoutRecord, SeparationRecord
 from samestep.records.results import OneProcess
 
 ReasonAndAdvice = tuple[Message, Message]
+PlayHeld = Callable[[bool], tuple[Expectation, Expectation]]  # whether numbers are constant -> one process, N replicas
+
+# Mistakes in what a row weighs. Their losses say so many times over: no numbers of other rows look like that.
+OF_ONE_ROW = ("criterion_is_a_sum", "criterion_ignores_job_weight", "rows_that_weigh_nothing", "rows_weigh_unequally")
+LOOSE = 1e-3  # times the root of eps: a metric may count what rounding decides
 
 
 def same_as_one(ranks: Expectation, single: Expectation) -> tuple[bool, float]:
-    """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
-    up to rounding, and how far these differ."""
-    bounds, from_one = _bounds(ranks, single), ranks.facts.from_one
+    """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters,
+    buffers and evaluation up to rounding, and how far the parameters and buffers differ."""
+    bounds, from_one = _bounds(ranks, single), _compared(ranks, single)
     same = bool(from_one) and all(off.distance <= bounds[name] for name, off in from_one.items())
-    return same, max((off.distance for off in from_one.values()), default=0.0)
+    worst = max((off.distance for off in from_one.values()), default=0.0)
+    return same and _evaluated_alike(ranks, single), worst
+
+
+def _compared(ranks: Expectation, single: Expectation) -> dict[str, FromOne]:
+    """The parameters and buffers that must agree. Not what may count forward passes, of which the layouts have
+    different numbers where they take the batch in several parts."""
+    passes = {len(expectation.of("sgd").micro_batches[0]) for expectation in (ranks, single)}
+    counts = ranks.facts.counts if len(passes) > 1 else ()
+    return {
+        name: off
+        for name, off in ranks.facts.from_one.items()
+        if name not in counts and not name.endswith("num_batches_tracked")
+    }
+
+
+def _evaluated_alike(ranks: Expectation, single: Expectation) -> bool:
+    """Whether the final evaluations agree, where both have been played."""
+    want, got = single.of("sgd").evaluation, ranks.of("sgd").evaluation
+    if want is None or got is None:
+        return True
+    eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, single))
+    noisy = [run.evaluation.sums for run in ranks.facts.trainings["sgd"][1:] if run.evaluation]
+    for name in {*want.sums} - {*want.unsteady, *got.unsteady}:
+        spread = max((abs(sums[name] - got.sums[name]) for sums in noisy), default=0.0)
+        most = max(abs(want.sums[name]), want.weight if name == "loss" else want.rows)
+        if not abs(want.sums[name] - got.sums[name]) <= max(BOUND * spread, LOOSE * eps**0.5 * most):
+            return False
+    return True
 
 
 def _bounds(ranks: Expectation, single: Expectation) -> dict[str, float]:
-    """Returns for each parameter the largest difference between N replicas and one that rounding explains."""
+    """Returns how far rounding explains that each parameter and buffer of N replicas is from one process's."""
     eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, single))  # an engine may take no float64
     spreads = [spread for expectation in (ranks, single) if (spread := expectation.noise_distances("sgd"))]
-    moved, from_one = ranks.of("sgd").moved, ranks.facts.from_one
-    furthest = max((moved[name].distance for name in from_one), default=0.0)
+    moved, parameters = ranks.of("sgd").moved, ranks.of("sgd").parameters
+    furthest = max((moved[name].distance for name in parameters if name in moved), default=0.0)
     return {
         name: bound_of(
             max(spread[name] for spread in spreads),
             eps,
             largest=off.largest,
-            largest_before=moved[name].largest_before,
+            largest_before=moved[name].largest_before if name in moved else 0.0,
             furthest=furthest,
         )
-        for name, off in from_one.items()
+        for name, off in ranks.facts.from_one.items()
     }
 
 
-def not_one_process(worst: float, ranks: Expectation, single: Expectation, job: JobFacts) -> OneProcess:
-    """Says why N replicas do not train as one process, whose parameters differ by `worst`.
+def not_one_process(worst: float, play: PlayHeld, job: JobFacts) -> OneProcess:
+    """Says why N replicas do not train as one process, whose parameters or buffers differ by `worst`.
 
-    ranks, one: N replicas and plain training, both without random numbers and batch statistics. What then remains is a
-    mistake.
+    play: plays plain training and N replicas without batch statistics, and with random numbers that each row keeps.
+    What then differs is a mistake, unless the numbers could not be held. Where it is in no row's weight, constant
+    numbers decide: rows may share what was taken for theirs.
     """
-    same, _ = same_as_one(ranks, single)
-    separation = single.facts.separation
-    assert separation is not None
-    constant_fails = ranks.facts.draws and not isfinite(separation.whole)  # a mean over nothing, say
-    if same or separation.unknown or separation.collate_draws or constant_fails:
-        reason, advice = natural_causes(job, ranks.facts, separation, hides=not same or constant_fails)
+    single, ranks = play(False)
+    same, separation = same_as_one(ranks, single)[0], _separation(single)
+    if unheld := _unheld(ranks, separation):
+        return _not_known(worst, unheld, job, ranks, separation)
+    if same:
+        reason, advice = natural_causes(job, ranks.facts, separation)
         return OneProcess("no, as expected", worst, reason, advice)
-    bounds, from_one = _bounds(ranks, single), ranks.facts.from_one
-    furthest = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default=None)
-    off = None
-    if furthest is not None:
-        off = message(
-            "tensor_further_off_than_rounding",
-            tensor=furthest,
-            distance=from_one[furthest].distance,
-            bound=bounds[furthest],
-        )
-    reason, advice = mistake(separation, single.facts.dtype, job, off)
+    reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single))
+    if reason.id in ("rows_that_weigh_nothing", "rows_weigh_unequally"):
+        if separation.collate_draws:
+            advice = message("give_weight_of_each_batch")
+        elif ranks.facts.keyed:
+            advice = message("draw_masks_before_the_model")
+    if ranks.facts.keyed and reason.id not in OF_ONE_ROW:
+        single, ranks = play(True)
+        separation = _separation(single)
+        if _unheld(ranks, separation) or same_as_one(ranks, single)[0]:
+            return _not_known(worst, message("rows_share_random_numbers"), job, ranks, separation)
+        reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single))
     return OneProcess("no", worst, reason, advice)
 
 
+def _separation(single: Expectation) -> SeparationRecord:
+    assert single.facts.separation is not None
+    return single.facts.separation
+
+
+def _unheld(ranks: Expectation, separation: SeparationRecord) -> Message | None:
+    """Returns why the numbers that were held decide nothing; None where they do."""
+    if separation.unknown:
+        return message("mistake_could_hide_behind_random_numbers", operations=separation.unknown)
+    if ranks.facts.draws and not isfinite(separation.whole):  # a mean over nothing, say
+        return message("loss_not_finite_with_held_numbers")
+    return None
+
+
+def _not_known(
+    worst: float, why: Message, job: JobFacts, ranks: Expectation, separation: SeparationRecord
+) -> OneProcess:
+    reason, advice = natural_causes(job, ranks.facts, separation, why)
+    return OneProcess("not known", worst, reason, advice)
+
+
+def _furthest_off(ranks: Expectation, single: Expectation) -> Message | None:
+    """Returns a message about the tensor that is furthest beyond its bound."""
+    bounds, from_one = _bounds(ranks, single), _compared(ranks, single)
+    furthest = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1e-300), default=None)
+    if furthest is None:
+        return None
+    return message(
+        "tensor_further_off_than_rounding",
+        tensor=furthest,
+        distance=from_one[furthest].distance,
+        bound=bounds[furthest],
+    )
+
+
 def natural_causes(
-    job: JobFacts, neutral: ReferenceLayoutRecord, separation: SeparationRecord, *, hides: bool
+    job: JobFacts, neutral: ReferenceLayoutRecord, separation: SeparationRecord, unheld: Message | None = None
 ) -> ReasonAndAdvice:
     """Names what is expected to differ: BatchNorm and random numbers.
 
-    hides: whether some random numbers are not constant in the neutral trainings: a mistake could hide behind them.
+    unheld: why a mistake could hide behind them.
     """
     reasons, advice = [], []
     if separation.collate_draws:
@@ -82,22 +153,20 @@ def natural_causes(
     if neutral.batch_statistics:
         reasons.append(message("batchnorm_of_each_ranks_rows", layer=next(iter(job.batch_layers), None)))
         advice.append(message("use_groupnorm_or_sync_batchnorm"))
+    elif neutral.running_statistics:
+        reasons.append(message("running_statistics_of_each_ranks_rows"))
+        advice.append(message("leave_out_running_statistics"))
     if neutral.draws and job.random_layers:
         reasons.append(message("dropout_of_each_rank", layer=job.random_layers[0]))
         advice.append(message("random_numbers_need_no_change"))
     elif neutral.draws:
         reasons.append(message("forward_draws_on_each_rank"))
-        advice.append(message("random_numbers_in_a_mean_over_rows"))
+        advice.append(message("random_numbers_need_no_change"))
     if not reasons:
         reasons.append(message("random_numbers_outside_torch"))
         advice.append(message("draw_with_torch"))
-    if hides:
-        unknown = separation.unknown or (["collate"] if separation.collate_draws else [])
-        reasons.append(
-            message("mistake_could_hide_behind_random_numbers", operations=unknown)
-            if unknown
-            else message("loss_not_finite_with_constant_numbers")
-        )
+    if unheld:
+        reasons.append(unheld)
     return _listed(reasons), _listed(advice)
 
 
@@ -193,6 +262,9 @@ class _Losses:
         for loss, pair in zip(self.separation.alone[1:], self.separation.pairs):
             if _weighs_nothing(loss) and self.same(pair, first):
                 ratios.append(0.0)
+                continue
+            if self.same(loss, first) and self.same(pair, first):  # it says nothing of them; all rows together do
+                ratios.append(1.0)
                 continue
             if self.same(loss, first) or self.same(pair, loss):
                 return []

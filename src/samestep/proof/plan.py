@@ -35,9 +35,10 @@ def plain_layout() -> LayoutPlan:
     return LayoutPlan(trainings=("sgd",), compared=True)
 
 
-def neutral_layouts(ranks: ReferenceLayoutRecord) -> tuple[LayoutPlan, LayoutPlan]:
-    """Returns plain training and that of several replicas, both without random numbers and batch statistics."""
-    single = LayoutPlan(dtype=ranks.dtype, neutral=True, compared=True, trainings=("sgd",))
+def neutral_layouts(ranks: ReferenceLayoutRecord, *, constant: bool = False) -> tuple[LayoutPlan, LayoutPlan]:
+    """Returns plain training and that of several replicas, both without batch statistics, and with random numbers that
+    each row keeps; or, constant, with constant ones."""
+    single = LayoutPlan(dtype=ranks.dtype, neutral=True, constant=constant, compared=True, trainings=("sgd",))
     return single, replace(
         single, replicas=ranks.layout.replicas, split=ranks.layout.split, buffers=ranks.layout.buffers
     )
@@ -104,9 +105,11 @@ def second_steps(job: JobFacts) -> int:
     return min(job.proof_steps, SECOND_STEPS * max(1, len(job.phases)))
 
 
-def second_trainings(facts: EngineFacts, loop: Expectation, subset: Subset) -> tuple[ProveTask, ...]:
+def second_trainings(
+    facts: EngineFacts, loop: Expectation, subset: Subset, extremes: tuple[int, ...] = ()
+) -> tuple[ProveTask, ...]:
     """The trainings of an engine's proof on the second number of ranks: those of its loop."""
-    planned = trainings(facts, loop, subset.steps, subset.replicas, subset.rows)
+    planned = trainings(facts, loop, subset.steps, subset.replicas, subset.rows, extremes)
     return tuple(training for training in planned if training.name in QUICK)
 
 
@@ -116,10 +119,12 @@ def trainings(
     steps: int,
     replicas: int,
     rows: int = 0,
+    extremes: tuple[int, ...] = (),
     in_own_dtype: Expectation | None = None,
 ) -> tuple[ProveTask, ...]:
-    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows: of ProveTask.
-    in_own_dtype: what the reference played in the job's own dtype; None: the engine is not compared in it."""
+    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows,
+    extremes: of ProveTask. in_own_dtype: what the reference played in the job's own dtype; None: the engine is not
+    compared in it."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
@@ -134,6 +139,7 @@ def trainings(
             name=name,
             rows=rows,
             life=_life_options(loop) if training == "life" else LifeOptions(),
+            extremes=extremes,
         )
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in loop.facts.trainings]

@@ -35,6 +35,7 @@ from samestep.job.walk import mapped_tensors, without_graph
 from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.listeners import Listeners
+from samestep.rank.step import batch_weight
 from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationRecord
 from samestep.world import World
@@ -186,7 +187,11 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     ]
     assert job.evaluation is not None
     try:
-        yield from loaded(job.evaluated(), micro_batches, device)
+        for batch in loaded(job.evaluated(), micro_batches, device):
+            if job.batch_weight and job.evaluation_weight is None:
+                weighed = replace(batch.micro_batch, weight=batch_weight(job, batch))
+                batch = replace(batch, micro_batch=weighed)
+            yield batch
     except LoadingFailed as error:
         raise LoadingFailed(replace(error.message, fields={**error.message.fields, "step": None})) from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.schedule import Schedule, key
-from samestep.errors import Refused
+from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job, MicroBatch, Phase, output_and_state
 from samestep.job.phases import parameters_of
 from samestep.job.walk import flattened, leaves_of, mapped_tensors
@@ -189,6 +190,43 @@ class CarriedState:
         if batch.micro_batch.rows:
             self._of_micro[batch.micro_batch.micro] = detached(state)
         return output
+
+
+def with_weights(batches: Iterator[Batch], job: Job, world: World) -> Iterator[Batch]:
+    """Yields the batches with their weights and shares, as Job.batch_weight says of them.
+
+    All micro-batches of a step are loaded first: a share is of the weights of all ranks, which are summed once a step.
+    """
+    step: list[Batch] = []
+    for batch in batches:
+        step.append(batch)
+        if batch.completes_step:
+            yield from _weighed_step(step, job, world)
+            step = []
+
+
+def _weighed_step(step: list[Batch], job: Job, world: World) -> Iterator[Batch]:
+    # A rank without rows computes other ranks' rows, which weigh nothing here.
+    weights = [batch_weight(job, batch) if batch.micro_batch.rows else 0.0 for batch in step]
+    total = torch.tensor(sum(weights), dtype=torch.float64, device=world.device)
+    if world.size > 1:
+        if not dist.is_initialized():
+            raise Refused(message("batch_weight_needs_a_process_group"))
+        dist.all_reduce(total)
+    whole = float(total)
+    for batch, weight in zip(step, weights, strict=True):
+        # Where nothing of a step weighs anything its gradient is zero, as it is in one process.
+        share = weight * world.size / whole if whole else 0.0
+        yield replace(batch, micro_batch=replace(batch.micro_batch, weight=weight, share=share))
+
+
+def batch_weight(job: Job, batch: Batch) -> float:
+    """Returns what a batch weighs. Raises UserError for a value that is no weight."""
+    assert job.batch_weight
+    weight = float(job.batch_weight(batch))
+    if not (math.isfinite(weight) and weight >= 0):
+        raise UserError(message("batch_weight_is_no_weight", weight=weight, step=batch.micro_batch.step))
+    return weight
 
 
 class ForwardPass:

@@ -113,7 +113,8 @@ class JobFacts:
     phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
     optimizer's step demands one, as LBFGS's does. evaluation_draws: what draws random numbers in an evaluation:
     'dataset', 'collate', 'model'. varying_calls: engine -> a module that its ranks gather at each of its calls, whose
-    number differs from batch to batch. second: of the second number of ranks; None where there is none.
+    number differs from batch to batch. second: of the second number of ranks; None where there is none. extremes:
+    training rows that are unlike others, and rows_looked_at: of how many.
     """
 
     settings: Mapping[str, str]
@@ -152,6 +153,8 @@ class JobFacts:
     evaluation_draws: tuple[str, ...] = ()
     varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
     second: SecondSize | None = None
+    extremes: tuple[int, ...] = ()
+    rows_looked_at: int = 0
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class ProveTask:
     OWN_DTYPE.
     replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
     'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
+    extremes: rows of the dataset that are trained beside evenly spaced ones, the first ones first.
     interrupted: None: it runs to its end in this launch. life: of the training of that name.
     """
 
@@ -72,6 +73,7 @@ class ProveTask:
     engine_settings: Values = field(default_factory=dict)
     name: str = ""
     rows: int = 0
+    extremes: tuple[int, ...] = ()
     interrupted: Interrupted | None = None
     life: LifeOptions = LifeOptions()
     kind: Literal["prove"] = "prove"
@@ -188,7 +190,8 @@ class LayoutPlan:
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: without random numbers and batch statistics. compared: compared with the other layouts only, with no
+    neutral: with random numbers that each row keeps, and without batch statistics. constant: with constant random
+    numbers instead. compared: compared with the other layouts only, with no
     engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
     the same. subset: what its trainings take; None: the plan's. That of a second number of ranks has its own.
     """
@@ -201,6 +204,7 @@ class LayoutPlan:
     exact_steps: int = 0
     dtype: str = "float64"
     neutral: bool = False
+    constant: bool = False
     compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
     then: ContinuedLayout | None = None
@@ -237,9 +241,9 @@ class Suspect:
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
-    rows: see ProveTask. noise_runs: how often each training is played again with noise in the rounding. threads: of
-    the reference; 0: all cores. suspect: instead of the trainings of its one layout, this one is replayed with
-    candidate faults.
+    rows, extremes: see ProveTask. noise_runs: how often each training is played again with noise in the rounding.
+    threads: of the reference; 0: all cores. suspect: instead of the trainings of its one layout, this one is replayed
+    with candidate faults.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -252,6 +256,7 @@ class ReferencePlan:
     steps: int
     replicas: int
     rows: int = 0
+    extremes: tuple[int, ...] = ()
     noise_runs: int = 2
     threads: int = 1
     suspect: Suspect | None = None

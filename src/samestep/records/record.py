@@ -212,7 +212,7 @@ class SeparationRecord:
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
     row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.
     output_gap: how far a row's output depends on the other rows, relative; None where it cannot be compared.
-    moved: buffers and attributes that a forward pass changes. unknown: random operations that are not held constant.
+    moved: buffers and attributes that a forward pass changes. unknown: random operations whose numbers are not held.
     collate_draws: whether the job's collate draws random numbers.
     """
 
@@ -230,8 +230,8 @@ class SeparationRecord:
 
 @dataclass(frozen=True)
 class FromOne:
-    """How far a parameter is from plain training's after 'sgd'. distance: the greatest. largest: its greatest finite
-    magnitude."""
+    """How far a parameter or buffer is from plain training's after 'sgd'. distance: the greatest. largest: its greatest
+    finite magnitude."""
 
     distance: float
     largest: float
@@ -243,11 +243,13 @@ class ReferenceLayoutRecord:
 
     trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
     why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
-    files: the number in the names of its files, which layouts that train alike share. from_one: parameter -> its
-    distance from plain training's, where that was played too.
+    files: the number in the names of its files, which layouts that train alike share. from_one: parameter or buffer ->
+    its distance from plain training's, where that was played too.
     then: the layout with which it continues after its interruption.
     not_played: name of a training, or OWN_DTYPE for all in the job's own dtype -> why it could not be played.
-    Only of a layout without random numbers and batch statistics: separation, and whether the job asked for them.
+    counts: the buffers of whole numbers.
+    Only of a layout with held random numbers and without batch statistics: separation, and whether the job asked for
+    random numbers (keyed: and each row kept its own), batch statistics, or only their averages (running_statistics).
     """
 
     layout: Layout
@@ -264,6 +266,9 @@ class ReferenceLayoutRecord:
     separation: SeparationRecord | None = None
     draws: bool = False
     batch_statistics: bool = False
+    keyed: bool = False
+    running_statistics: bool = False
+    counts: tuple[str, ...] = ()
     then: Layout | None = None
     not_played: Mapping[str, str] = field(default_factory=dict)
 

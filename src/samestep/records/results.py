@@ -231,11 +231,12 @@ class Proof:
 class OneProcess:
     """Whether N ranks train the job as one process does.
 
-    answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; or
-    'no', a mistake in the job. max_difference: of any weight at the end. reason: why not. advice: what helps.
+    answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; 'no', a
+    mistake in the job; or 'not known', where a mistake could hide behind random numbers. max_difference: of any weight
+    at the end. reason: why not. advice: what helps.
     """
 
-    answer: Literal["yes", "no, as expected", "no"]
+    answer: Literal["yes", "no, as expected", "no", "not known"]
     max_difference: float
     reason: Message | None = None
     advice: Message | None = None

@@ -4,14 +4,14 @@ It is slow and independent on purpose. It has its own schedule, shares and evalu
 because a fault that both sides share would be invisible.
 """
 
-from samestep.reference.fetch import digests, fetch
+from samestep.reference.fetch import collate_draws, digests, fetch
 from samestep.reference.life import Life
-from samestep.reference.neutral import Neutral
+from samestep.reference.neutral import Neutral, RowDimensions
 from samestep.reference.noise import Noise
 from samestep.reference.one_step import Rates, ReplicaBefore, StepAfter, StepBefore, replay_step
 from samestep.reference.play import TrainingResult, play
 from samestep.reference.schedule import per_epoch
-from samestep.reference.separation import Repeatability, repeatability, separate
+from samestep.reference.separation import Repeatability, repeatability, row_dimensions, separate
 
 __all__ = [
     "Life",
@@ -20,14 +20,17 @@ __all__ = [
     "Rates",
     "Repeatability",
     "ReplicaBefore",
+    "RowDimensions",
     "StepAfter",
     "StepBefore",
     "TrainingResult",
+    "collate_draws",
     "digests",
     "fetch",
     "per_epoch",
     "play",
     "repeatability",
     "replay_step",
+    "row_dimensions",
     "separate",
 ]

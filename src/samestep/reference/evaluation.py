@@ -14,10 +14,19 @@ from samestep.errors import not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
 from samestep.records.record import EvaluationRecord
-from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
+from samestep.reference.fetch import (
+    collate,
+    collate_draws,
+    generators_kept,
+    place,
+    random_state,
+    read,
+    weight_of_batch,
+)
 from samestep.reference.replica_state import output_and_loss, output_of
 
 ROWS_AT_ONCE = 16
+WEIGHT = "weight of the rows"  # beside the names of the metrics
 
 
 def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool) -> EvaluationRecord | None:
@@ -43,7 +52,8 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
-    return EvaluationRecord(length, sum(weighs), sums, whole_metrics, unsteady=unsteady)
+    weight = sums.pop(WEIGHT)
+    return EvaluationRecord(length, weight, sums, whole_metrics, unsteady=unsteady)
 
 
 def _evaluated(job: Job, state: Mapping[str, Tensor], device: str) -> tuple[Job, torch.nn.Module]:
@@ -103,8 +113,8 @@ def _batch(job: Job, rows: list[int], weight: float, device: str) -> Batch:
 def _sums(
     job: Job, model: torch.nn.Module, device: str, weighs: list[float], batches: Sequence[Tensor]
 ) -> dict[str, float]:
-    """The sums over all rows. batches: the rows of each."""
-    sums = dict.fromkeys(["loss", *job.metrics], 0.0)
+    """The sums over all rows, and their weight. batches: the rows of each."""
+    sums = dict.fromkeys(["loss", *job.metrics, WEIGHT], 0.0)
     whole_metrics: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if counts_by_itself(metric)}
     for metric in whole_metrics.values():
         if hasattr(metric, "to"):
@@ -112,12 +122,16 @@ def _sums(
         metric.reset()
     with torch.no_grad():
         for rows in (some.tolist() for some in batches):
-            weight = sum(weighs[i] for i in rows)
-            batch = _batch(job, rows, weight, device)
+            batch = _batch(job, rows, sum(weighs[i] for i in rows), device)
+            if job.batch_weight and not job.evaluation_weight:
+                own_weight = weight_of_batch(job, rows, batch.data, 0, 0)
+                batch = replace(batch, micro_batch=replace(batch.micro_batch, weight=own_weight))
+            weight = batch.micro_batch.weight
+            sums[WEIGHT] += weight
             output, loss = without_graph(output_and_loss, job, model, batch)
             if loss is None:  # the output of an evaluation has no loss
                 sums.pop("loss", None)
-            elif "loss" in sums:
+            elif "loss" in sums and weight:
                 sums["loss"] += float(loss) * weight
             for metric in whole_metrics.values():
                 metric.update(output, batch if reads_batch(metric) else batch.targets)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.job import Job, MicroBatch
-from samestep.job.walk import leaves_of, mapped_tensors
-from samestep.reference.schedule import RepeatedRow, seeded
+from samestep.job import Batch, Job, MicroBatch
+from samestep.job.walk import items_of, leaves_of, mapped_tensors, with_items
+from samestep.reference.schedule import RepeatedRow, seeded, weight
 from samestep.reference.streams import with_reader
 
 
@@ -28,6 +28,52 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
             seed_all(*path)
             samples[position] = job.augment(samples[position], seeded(*path))  # type: ignore[misc]
         return collate(job, samples, device, epoch, rows[0]) if samples else None
+
+
+class StepRows:
+    """The rows of one step, collated at once, so that each row is what it is in one process although collate draws.
+
+    misfit: whether what collate returned holds no tensor or list with a place for each row.
+    """
+
+    def __init__(self, job: Job, rows: list[int], epoch: int, device: str) -> None:
+        self.data = fetch(job, rows, epoch, device)
+        self.places = {_place(row): place for place, row in enumerate(rows)}
+        self.misfit = False
+
+    def of(self, rows: list[int]) -> Any:
+        """The part of these rows; None where there are none."""
+        self.misfit = True
+        return self._part(self.data, [self.places[_place(row)] for row in rows]) if rows else None
+
+    def _part(self, value: Any, places: list[int]) -> Any:
+        count = len(self.places)
+        if isinstance(value, Tensor):
+            fits = [dimension for dimension, size in enumerate(value.shape) if size == count]
+            if not fits or (fits[0] and len(fits) > 1):
+                return value
+            self.misfit = False
+            return value.index_select(fits[0], torch.tensor(places, device=value.device))
+        items = items_of(value)
+        if items is None:
+            return value
+        of_rows = any(isinstance(leaf, Tensor) and count in leaf.shape for leaf in leaves_of(value))
+        if isinstance(value, list | tuple) and len(value) == count and not of_rows:
+            self.misfit = False
+            return type(value)(value[place] for place in places)
+        return with_items(value, {key: self._part(item, places) for key, item in items.items()})
+
+
+def weight_of_batch(job: Job, rows: list[int], data: Any, epoch: int, step: int) -> float:
+    """What collated rows weigh in the mean: by their indices, or as the batch itself says. Without rows: 0."""
+    if job.batch_weight is None or not rows:
+        return weight(job, rows)
+    return float(job.batch_weight(Batch(data, place(step, 0, rows, epoch))))
+
+
+def row_keys(rows: list[int]) -> list[int]:
+    """A number for each row, by which its random numbers are drawn."""
+    return [seeded("row", *_place(row)).initial_seed() for row in rows]
 
 
 def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:

@@ -21,7 +21,16 @@ from samestep.job.walk import without_graph
 from samestep.records.record import EvaluationRecord, MicroBatchRecord
 from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
 from samestep.reference.evaluation import after_evaluation, evaluate
-from samestep.reference.fetch import digests, fetch, place, random_state, seed
+from samestep.reference.fetch import (
+    StepRows,
+    digests,
+    fetch,
+    place,
+    random_state,
+    row_keys,
+    seed,
+    weight_of_batch,
+)
 from samestep.reference.first_gradient import FirstGradient, present, sample
 from samestep.reference.life import Life
 from samestep.reference.neutral import Neutral
@@ -109,9 +118,12 @@ def play(
 
 @dataclass
 class Forward:
-    """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what
-    all rows of the step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
-    all_rows: the loss, where the criterion sees all replicas' rows at once."""
+    """What the replicas' forward passes of one micro-batch share.
+
+    rows: each replica's. total: what all rows of the step weigh. together: all of these rows, where collate draws and
+    each row keeps what it drew. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
+    all_rows: the loss, where the criterion sees all replicas' rows at once.
+    """
 
     phase: PlayedPhase
     epoch: int
@@ -119,6 +131,7 @@ class Forward:
     micro: int
     rows: list[list[int]]
     total: float
+    together: StepRows | None = None
     outputs: list[Any] = field(default_factory=list)
     all_rows: AllRows | None = None
 
@@ -201,13 +214,19 @@ class ReplicatedTraining:
         """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
         each replica saw, and the gradient's norm before clipping."""
         plan = step_rows(self.job, self.layout, scheduled_step)
-        total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.noise and self.noise.reverses:
             plan = [[rows[::-1] for rows in of_replica] for of_replica in plan]
         if self.layout.buffers == "rank0":
             for state in self.states[1:]:
                 state.buffers = _copy(self.states[0].buffers)
-        forwards = [Forward(phase, self.epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        together = None
+        if isinstance(self.neutral, Neutral) and self.neutral.holds_collate:
+            rows = [row for (of_one,) in step_rows(self.job, Layout(1), scheduled_step) for row in of_one]
+            together = StepRows(self.job, rows, self.epoch, self.device)
+        forwards = [Forward(phase, self.epoch, step, micro, rows, 0.0, together) for micro, rows in enumerate(plan)]
+        total = sum(self._weight(forward, rows) for forward in forwards for rows in forward.rows)
+        for forward in forwards:
+            forward.total = total
         micro_batches = list(self._summed(forwards))
         follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -265,19 +284,43 @@ class ReplicatedTraining:
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         """Adds the gradient of one replica's part of a micro-batch; nothing happens where it has no rows."""
         rows = forward.rows[replica]
-        data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
+        data, weighs = self._data(forward, rows), self._weight(forward, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
         return MicroBatchRecord(
             forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=digested, loss=loss
         )
 
+    def _data(self, forward: Forward, rows: list[int]) -> Any:
+        """The collated rows; None where there are none."""
+        if forward.together is None:
+            return fetch(self.job, rows, forward.epoch, self.device)
+        data = forward.together.of(rows)
+        if forward.together.misfit and rows and isinstance(self.neutral, Neutral):
+            self.neutral.unknown.add("collate")
+        return data
+
+    def _weight(self, forward: Forward, rows: list[int]) -> float:
+        """What rows weigh in the step's mean."""
+        if self.job.batch_weight is None:
+            return weight(self.job, rows)
+        return weight_of_batch(self.job, rows, self._data(forward, rows), forward.epoch, forward.step)
+
+    def _seed_rows(self, forward: Forward, replica: int | None, rows: list[int]) -> None:
+        """Seeds a replica's random numbers of a micro-batch, or, where each row keeps its own, those of the step.
+        replica: None: the criterion on all rows."""
+        if isinstance(self.neutral, Neutral):
+            self.neutral.rows = row_keys(rows)
+            seed("cpu", self.job.seed, "rows", forward.step)
+        elif replica is not None:
+            self._seed(forward.step, forward.micro, replica)
+
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
         job, step, micro = forward.phase.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
-        self._seed(step, micro, replica)
+        self._seed_rows(forward, replica, forward.rows[replica])
         all_rows = forward.all_rows
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
@@ -293,7 +336,9 @@ class ReplicatedTraining:
                     noise=self.noise,
                     phase=forward.phase.number,
                 )
-        share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
+        share = (
+            weighs * self.layout.replicas / (forward.total or 1.0)
+        )  # the mean over the replicas is then that over the rows
         if forward.all_rows:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
         with self.neutral:
@@ -322,7 +367,7 @@ class ReplicatedTraining:
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
-        weighs, phase = weight(self.job, rows), forward.phase.number
+        weighs, phase = self._weight(forward, rows), forward.phase.number
         micro_batch = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         state = self.carried.of(replica, forward.micro)
         return Batch(self.noise.perturbed(data) if self.noise else data, micro_batch, state=state)
@@ -334,12 +379,13 @@ class ReplicatedTraining:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
         batches, outputs = {}, {}
         for replica in (number for number in self.replicas if forward.rows[number]):
-            data = fetch(job, forward.rows[replica], forward.epoch, self.device)
+            data = self._data(forward, forward.rows[replica])
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
-            self._seed(forward.step, forward.micro, replica)
+            self._seed_rows(forward, replica, forward.rows[replica])
             with self.neutral:
                 outputs[replica] = without_graph(output_of, job, self.model, batches[replica])
+        self._seed_rows(forward, None, [row for replica in batches for row in forward.rows[replica]])
         with self.neutral:
             all_rows = over_all_rows(job, outputs, batches, self.device)
         self.draws = self.draws or all_rows.draws
@@ -428,7 +474,7 @@ class ReplicatedTraining:
 def _mean_loss(micro_batches: Iterable[tuple[int, MicroBatchRecord]]) -> float:
     """The mean loss over the rows of a step."""
     total = sum(micro_batch.weight for _, micro_batch in micro_batches)
-    return sum((micro_batch.loss or 0.0) * micro_batch.weight for _, micro_batch in micro_batches) / total
+    return sum((micro_batch.loss or 0.0) * micro_batch.weight for _, micro_batch in micro_batches) / (total or 1.0)
 
 
 def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:

@@ -108,7 +108,7 @@ def _deal(rows: list[int], hands: int) -> list[list[int]]:
 
 
 def weight(job: Job, rows: list[int]) -> float:
-    """The rows' weight in the mean."""
+    """The rows' weight in the mean, where their indices decide it."""
     return float(sum(job.weight(i) if job.weight else 1 for i in rows))
 
 

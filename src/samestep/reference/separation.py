@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any
@@ -14,8 +14,8 @@ from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of, without_graph
 from samestep.records.record import SeparationRecord
-from samestep.reference.fetch import collate_draws, fetch, place
-from samestep.reference.neutral import Neutral
+from samestep.reference.fetch import StepRows, fetch, place, row_keys, weight_of_batch
+from samestep.reference.neutral import Neutral, RowDimensions
 from samestep.reference.optimizers import phases_of
 from samestep.reference.replica_state import ReplicaState, output_and_loss, sums_of_frozen
 from samestep.reference.schedule import step_rows, weight
@@ -23,28 +23,55 @@ from samestep.reference.schedule import step_rows, weight
 ROWS = 6
 
 
-def separate(job: Job, device: str, moved: Collection[str] = ()) -> SeparationRecord:
-    """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
+def row_dimensions(job: Job, device: str) -> RowDimensions:
+    """Finds where the rows are in the random numbers that the job draws; nothing where it takes no copies of a row."""
+    row, neutral, model = step_rows(job, Layout(1), 0)[0][0][0], Neutral(), job.model().to(device)
+    phases = phases_of(job, model)
+
+    def compute(rows: int) -> None:
+        copies = [row] * rows
+        batch = Batch(fetch(job, copies, 0, device), place(0, 0, copies, 0, weight(job, copies)))
+        for phase in phases:
+            _seeded(neutral, range(rows))
+            with neutral:
+                without_graph(output_and_loss, phase.job, model, batch)
+
+    try:
+        with torch.no_grad():
+            return neutral.learn(compute)
+    except Exception:  # of the job's functions: what they do not take is found elsewhere
+        return {}
+
+
+def _seeded(neutral: Neutral, rows: Sequence[int]) -> None:
+    neutral.rows = rows
+    torch.manual_seed(0)
+
+
+def separate(
+    job: Job, device: str, neutral: Neutral, moved: Collection[str] = (), rows: Sequence[int] = ()
+) -> SeparationRecord:
+    """Evaluates the criterion on a few rows, as `neutral` holds random numbers and batch statistics.
 
     Of several phases: returns the first whose losses are not the mean of their rows' losses, else the last.
 
-    moved: the parameters that the forward pass moves.
+    moved: the parameters that the forward pass moves. rows: of the first ones; the first step's follow.
 
     Each loss is that of an untrained model which has seen nothing before. Only `again` is computed right after
     `whole`, by the model that has computed `whole`.
     """
-    rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
+    chosen = list(dict.fromkeys([*rows[: ROWS - 2], *step_rows(job, Layout(1), 0)[0][0]]))[:ROWS]
     for phase in phases_of(job, job.model()):
-        separation = _separate(phase.job, rows, device, moved)
-        mean = sum(w * loss for w, loss in zip(separation.weights, separation.alone)) / sum(separation.weights)
+        separation = _separate(phase.job, chosen, device, neutral, moved)
+        mean = sum(w * loss for w, loss in zip(separation.weights, separation.alone)) / (sum(separation.weights) or 1.0)
         if not isclose(separation.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
             break
     return separation
 
 
-def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> SeparationRecord:
+def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: Collection[str]) -> SeparationRecord:
     with torch.no_grad():
-        losses = _Losses(job, device, moved)
+        losses = _Losses(job, rows, device, neutral, moved)
         together, output = losses.of(rows)
         moved = losses.moved()
         again, _ = losses.of(rows, fresh=False)
@@ -53,7 +80,7 @@ def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) ->
         half = len(rows) // 2
         halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [together, 0.0]
     return SeparationRecord(
-        weights=[weight(job, [row]) for row in rows],
+        weights=[losses.weight([row]) for row in rows],
         whole=together,
         again=again,
         alone=[loss for loss, _ in alone],
@@ -61,32 +88,39 @@ def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) ->
         halves=halves,
         output_gap=_output_gap(output, [output for _, output in alone]),
         moved=moved,
-        unknown=sorted(losses.neutral.unknown),
-        collate_draws=collate_draws(job, job.train),
+        unknown=sorted(neutral.unknown),
+        collate_draws=neutral.holds_collate,
     )
 
 
 class _Losses:
-    """The losses of an untrained model of `job`."""
+    """The losses of an untrained model of `job` on some of `rows`."""
 
-    def __init__(self, job: Job, device: str, moved: Collection[str]) -> None:
-        self.job, self.device = job, device
+    def __init__(self, job: Job, rows: list[int], device: str, neutral: Neutral, moved: Collection[str]) -> None:
+        self.job, self.device, self.neutral = job, device, neutral
+        self.together = StepRows(job, rows, 0, device) if neutral.holds_collate else None
         self.model: nn.Module = job.model().to(device)
         self.first = ReplicaState(self.model, moved)
-        self.neutral = Neutral()
 
     def of(self, rows: list[int], *, fresh: bool = True) -> tuple[float, Any]:
         """The mean loss of `rows`, NaN where the criterion refuses them, and the model's output."""
         if fresh:
             self.first.restore(self.model)
-        torch.manual_seed(0)
-        batch = Batch(fetch(self.job, rows, 0, self.device), place(0, 0, rows, 0, weight(self.job, rows)))
+        data = self._data(rows)
+        _seeded(self.neutral, row_keys(rows))
+        batch = Batch(data, place(0, 0, rows, 0, weight_of_batch(self.job, rows, data, 0, 0)))
         try:
             with self.neutral:
                 output, loss = without_graph(output_and_loss, self.job, self.model, batch)
                 return float(loss), output
         except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
             return float("nan"), None
+
+    def weight(self, rows: list[int]) -> float:
+        return weight_of_batch(self.job, rows, self._data(rows), 0, 0)
+
+    def _data(self, rows: list[int]) -> Any:
+        return self.together.of(rows) if self.together else fetch(self.job, rows, 0, self.device)
 
     def moved(self) -> list[str]:
         """The buffers and attributes of the model that its latest forward pass has changed; not BatchNorm's counts."""

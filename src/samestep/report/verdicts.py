@@ -225,6 +225,8 @@ def one_process_clause(results: CompareResults) -> Message:
         return message("job_trains_as_in_one_process", ranks=ranks)
     if compared.answer == "no, as expected":
         return message("job_differs_from_one_process_as_expected", ranks=ranks, why=compared.reason)
+    if compared.answer == "not known":
+        return message("job_against_one_process_not_known", ranks=ranks, why=compared.reason)
     return message("job_differs_from_one_process_by_mistake", ranks=ranks, why=compared.reason)
 
 
@@ -406,6 +408,8 @@ def one_process(results: CompareResults) -> list[str]:
         return [str(message("ranks_compute_what_one_process_does", ranks=ranks))]
     if compared.answer == "no, as expected":
         said = [message("ranks_compute_otherwise_as_expected", ranks=ranks, why=compared.reason)]
+    elif compared.answer == "not known":
+        said = [message("ranks_compute_otherwise_why_not_known", ranks=ranks, why=compared.reason)]
     else:
         said = [message("ranks_compute_otherwise_by_mistake", ranks=ranks, why=compared.reason)]
     return _sentences([*said, *([message("what_helps", advice=compared.advice)] if compared.advice else [])])

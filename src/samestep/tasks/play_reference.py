@@ -28,6 +28,7 @@ from samestep.records.plan import (
     LifeOptions,
     ProveTask,
     ReferencePlan,
+    Subset,
     interruption,
 )
 from samestep.records.record import (
@@ -41,7 +42,7 @@ from samestep.records.record import (
     write_progress,
 )
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, life_steps, proof_job, steps_of
+from samestep.tasks.proof_job import SGD_LR, extreme_rows, life_steps, proof_job, steps_of
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -106,10 +107,13 @@ class ReferencePlayer:
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
         self.neutral: reference.Neutral | None = None
+        self.row_dimensions: reference.RowDimensions | None = None
         self.moved: list[str] | None = None  # the parameters that the forward pass moves
         self.progress = StepsPlayed(plan, world.rank)
         self.facts: dict[str, ModelFacts] = {}  # dtype -> of the model in it
-        self.has_buffers = any(True for _ in job.model().buffers())
+        buffers = dict(job.model().named_buffers())
+        self.has_buffers = bool(buffers)
+        self.counts = tuple(name for name, buffer in buffers.items() if not buffer.is_floating_point())
         self.played: dict[LayoutPlan, ReferenceLayoutRecord] = {}
         self.compared: dict[int, State] = {}  # layout -> its state after 'sgd', where that is not written
 
@@ -129,7 +133,7 @@ class ReferencePlayer:
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         if planned.subset:
             return self._played_at_second_size(number, planned, dtype)
-        self.neutral = reference.Neutral() if planned.neutral else None
+        self.neutral = self._neutral(planned) if planned.neutral else None
         try:
             trainings = self._trainings(number, planned, dtype)
         except (UserError, TooFast):
@@ -143,6 +147,22 @@ class ReferencePlayer:
             self.float64_failed = line_of(error)
             trainings = self._trainings(number, planned, dtype)
         return self._record(number, planned, dtype, trainings)
+
+    def _neutral(self, planned: LayoutPlan) -> reference.Neutral:
+        small = proof_job(self.job, self._task("sgd", planned.dtype))
+        if planned.constant:
+            neutral = reference.Neutral(by_row=False)
+        else:
+            if self.row_dimensions is None:
+                self.row_dimensions = reference.row_dimensions(small, self.world.device)
+            neutral = reference.Neutral(row_dimensions=self.row_dimensions)
+        neutral.holds_collate = reference.collate_draws(small, small.train)
+        return neutral
+
+    def _task(self, name: str, dtype: str, subset: Subset | None = None) -> ProveTask:
+        """Returns a training of the proof, at the rate that is taken so far. subset: None: the plan's."""
+        of, rate = subset or Subset(self.plan.steps, self.plan.replicas, self.plan.rows), self.sgd_lr or SGD_LR
+        return ProveTask(name, of.steps, dtype, of.replicas, rate, rows=of.rows, extremes=self.plan.extremes)
 
     def _played_in_own_dtype(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout with the job's tensors as they are. The record has the reason where they cannot train so."""
@@ -186,16 +206,20 @@ class ReferencePlayer:
             trainings=trainings.played,
             not_played=trainings.not_played,
             files=number,
-            separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
+            separation=self._separation(dtype, self.neutral) if self.neutral and planned.replicas == 1 else None,
             draws=bool(self.neutral and self.neutral.draws),
             batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
+            keyed=bool(self.neutral and self.neutral.keyed),
+            running_statistics=bool(self.neutral and self.neutral.running_statistics),
+            counts=self.counts,
             then=layout_of(planned.then) if planned.then else None,
         )
 
-    def _separation(self, dtype: str) -> SeparationRecord:
+    def _separation(self, dtype: str, neutral: reference.Neutral) -> SeparationRecord:
         """Computes a few rows alone and together."""
-        training = ProveTask("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
-        return reference.separate(proof_job(self.job, training), self.world.device, self.moved or ())
+        training = self._task("sgd", dtype)
+        rows = extreme_rows(self.job, training)
+        return reference.separate(proof_job(self.job, training), self.world.device, neutral, self.moved or (), rows)
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
@@ -208,8 +232,8 @@ class ReferencePlayer:
         ]
 
     def _from(self, single: ReferenceLayoutRecord, replicated: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
-        names = replicated.trainings["sgd"][0].parameters
-        return replace(replicated, from_one=from_plain(self._final(replicated), self._final(single), names))
+        final = self._final(replicated)
+        return replace(replicated, from_one=from_plain(final, self._final(single), [*final]))
 
     def _final(self, layout: ReferenceLayoutRecord) -> State:
         """The state after 'sgd'."""
@@ -223,9 +247,7 @@ class ReferencePlayer:
         trainings = Trainings({}, {})
         for name in planned.trainings:
             self.progress.begin(name, planned)
-            rate = self.sgd_lr or SGD_LR
-            subset = self.plan.subset_of(planned)
-            training = ProveTask(name, subset.steps, dtype, subset.replicas, rate, rows=subset.rows)
+            training = self._task(name, dtype, self.plan.subset_of(planned))
             near = f"{number}.gradient" if "gradient" in trainings.played else ""
             try:
                 trainings.played[name] = self._training(number, planned, training, near)
@@ -266,8 +288,9 @@ class ReferencePlayer:
                     Written(self.folder, self.world.rank, key + kind) for kind in (".saved", ".raw")
                 )
         del start
+        furthest = max((moved.distance for moved in plain.moved.values()), default=0.0)
         with self._slower_where_it_explodes(training):
-            return [plain, *self._with_noise(training, planned, base, small, facts)]
+            return [plain, *self._with_noise(training, planned, base, small, facts, furthest)]
 
     def _with_own_losses(
         self, life: ReferenceLifeRecord, training: ProveTask, planned: LayoutPlan
@@ -292,9 +315,18 @@ class ReferencePlayer:
         return self.facts[dtype], start
 
     def _with_noise(
-        self, training: ProveTask, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
+        self,
+        training: ProveTask,
+        planned: LayoutPlan,
+        base: reference.TrainingResult,
+        job: Job,
+        facts: ModelFacts,
+        furthest: float,
     ) -> list[ReferenceTrainingRecord]:
-        """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
+        """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter.
+
+        furthest: how far the training moves any tensor.
+        """
         own_or_given = self._own_dtype if training.dtype == OWN_DTYPE else training.dtype
         dtype = getattr(torch, planned.rounds_to or own_or_given)
         reverses = self.reverses and not base.draws
@@ -313,10 +345,13 @@ class ReferencePlayer:
             noisy = [with_noise(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss or 0.0
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy):
+        ordered = any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy)
+        if dtype == torch.float64:  # the weights too, as those of a model that keeps a queue of rows
+            ordered |= any(distance > ORDERED * furthest for run in noisy for distance in run.distances.values())
+        if reverses and ordered:
             self.reverses = False
             self.progress.again(len(noisy) * len(steps_of(training, job, reference.per_epoch(job))))
-            return self._with_noise(training, planned, base, job, facts)
+            return self._with_noise(training, planned, base, job, facts, furthest)
         return noisy
 
     def _play(
@@ -349,7 +384,7 @@ class ReferencePlayer:
             neutral=self.neutral,
             device=self.world.device,
             parts=training.training == "gradient" and not noise,
-            evaluated=not planned.compared and life is None,
+            evaluated=life is None and (not planned.compared or (self.has_buffers and not noise)),
             after_step=after_step,
             then=layout_of(planned.then) if planned.then else None,
             then_from=interruption_of_layout(small, training, planned, len(steps)),

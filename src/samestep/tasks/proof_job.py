@@ -8,7 +8,7 @@ optimizer, which confirms; with it averaged weights are compared).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -118,7 +118,7 @@ def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]
     if job.carry_state:
         rows = min(length, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
     if not isinstance(job.order, Lanes):
-        return _spread(job.train, rows)
+        return _spread(job.train, rows, training.extremes)
     steps = rows // batch
     lanes = [lane * (length // batch) + step for lane in range(batch) for step in range(steps)]
     return lanes + list(range(length - (rows - len(lanes)), length))
@@ -178,9 +178,25 @@ def evaluated_rows(job: Job, replicas: int, own_sizes: bool = False) -> int:
     return min(length, rows)
 
 
-def _spread(dataset: Any, rows: int) -> list[int]:
-    """Returns `rows` indices: a stream's first, else evenly spaced, because many datasets are sorted by class."""
-    return list(range(rows)) if is_stream(dataset) else [i * len(dataset) // rows for i in range(rows)]
+def _spread(dataset: Any, rows: int, extremes: Sequence[int] = ()) -> list[int]:
+    """Returns `rows` indices: a stream's first, else evenly spaced, because many datasets are sorted by class.
+
+    extremes: rows of which the first ones take the places of a quarter of these.
+    """
+    if is_stream(dataset):
+        return list(range(rows))
+    even = [i * len(dataset) // rows for i in range(rows)]
+    wanted = [row for row in extremes if row not in even][: rows // 4]
+    left = rows - len(wanted)
+    return sorted([*wanted, *(even[i * rows // left] for i in range(left))])
+
+
+def extreme_rows(job: Job, training: ProveTask) -> list[int]:
+    """Returns the indices in the proof's subset of the extreme rows that it holds."""
+    own_sizes = training.rows == job.global_batch
+    rows = _rows_of_subset(with_fewer_rows(job, training.rows, training.replicas), training, own_sizes)
+    places = {row: place for place, row in enumerate(rows)}
+    return [places[row] for row in training.extremes if row in places]
 
 
 def _subset(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:

@@ -13,6 +13,7 @@ from mutations.faults import (
     late,
     loop,
     numerics,
+    one_process,
     own_dtype,
     rows_and_evaluation,
     run,
@@ -33,4 +34,5 @@ FAULTS = (
     *late.FAULTS,
     *own_dtype.FAULTS,
     *run.FAULTS,
+    *one_process.FAULTS,
 )  # in the order of the table

@@ -25,9 +25,19 @@ from samestep.tasks.eject.source import Source, Statement, is_ours
 
 RUNTIME = runtime.__name__
 # The fields that say what a step does; the others are numbers and functions, of any value.
-STRUCTURE = {"evaluation", "metrics", "collate", "augment", "weight", "evaluation_weight", "scheduler", "max_steps"}
+STRUCTURE = {
+    "evaluation",
+    "metrics",
+    "collate",
+    "augment",
+    "weight",
+    "batch_weight",
+    "evaluation_weight",
+    "scheduler",
+    "max_steps",
+}
 STRUCTURE |= {"ema", "micro_batch", "gather_outputs", "clip_norm", "last", "order", "shuffle", "sync_batchnorm"}
-STRUCTURE |= {"phases", "carry_state", "evaluation_collate"}
+STRUCTURE |= {"phases", "carry_state", "evaluation_collate", "batch_weight"}
 CLOSURE = "an optimizer whose step needs a closure"
 NO_DERIVATIVES = {"torch", "torchvision", "torchmetrics", "transformers", "numpy", "sklearn", "PIL", "samestep"}
 # Classes whose fields a script leaves out where nothing reads them; of others, the methods that nothing calls.
@@ -139,6 +149,7 @@ def special_parts(job: Job, size: int) -> set[str]:
         "carry_state": job.carry_state,
         "gather_outputs": job.gather_outputs and size > 1,
         "phases": job.phases,
+        "batch_weight": job.batch_weight,
         "a scheduler with every='evaluation'": job.scheduler and job.scheduler.every == "evaluation",
         CLOSURE: job.optimizer and job.optimizer.needs_closure,
     }

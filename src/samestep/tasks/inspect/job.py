@@ -37,9 +37,11 @@ from samestep.tasks.inspect.dry_run import (
     dry_step,
     varying_calls,
 )
+from samestep.tasks.inspect.extremes import find_extremes
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
 
+MOST_EXTREMES = 64  # rows that a plan names
 RAISED = "function_of_the_job_raised"  # the message of a function of the job's that fails on some rows
 Result = TypeVar("Result")
 
@@ -67,7 +69,10 @@ def inspect_job(
     _check_model(job, model, target)
     count = sum(p.numel() for p in model.parameters())
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
-    training = ProveTask("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
+    steps = steps or _proof_steps(job, costly)
+    extremes = find_extremes(job)
+    unlike = extremes.rows[:MOST_EXTREMES]
+    training = ProveTask("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows, extremes=unlike)
     sizes = sorted({1, replicas, *fewer})
     refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
     second = None
@@ -114,6 +119,8 @@ def inspect_job(
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
         refused=refused,
         second=second,
+        extremes=unlike,
+        rows_looked_at=extremes.looked_at,
     )
 
 

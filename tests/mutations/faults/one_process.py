@@ -1,0 +1,75 @@
+"""Faults of the weights that a batch decides (Job.batch_weight), which all ranks sum once a step."""
+
+from __future__ import annotations
+
+from mutations.faults.fault import EVALUATE, STEP, Fault
+
+REDUCED = "        dist.all_reduce(total)\n    whole = float(total)\n"
+SHARE = "        share = weight * world.size / whole if whole else 0.0\n"
+NEEDS = "weights of batches"
+JOBS = ("masked",)
+
+FAULTS = (
+    Fault(
+        "batch weights: the total of the rank alone",
+        STEP,
+        REDUCED,
+        "    whole = float(total)\n",
+        ("first gradient",),
+        "part_of_gradient_missing_or_repeated",
+        JOBS,
+        NEEDS,
+    ),
+    Fault(
+        "batch weights: the total averaged over the ranks",
+        STEP,
+        REDUCED,
+        "        dist.all_reduce(total)\n    whole = float(total) / world.size\n",
+        ("first gradient",),
+        "gradients_summed_instead_of_averaged",
+        JOBS,
+        NEEDS,
+    ),
+    Fault(
+        "batch weights: each micro-batch's own mean",
+        STEP,
+        SHARE,
+        "        share = float(weight > 0) / len(step)\n",
+        ("first gradient",),
+        "part_of_gradient_missing_or_repeated",
+        JOBS,
+        NEEDS,
+    ),
+    Fault(
+        "batch weights: the total of the step before",
+        STEP,
+        "    whole = float(total)\n",
+        "    whole = float(total)\n"
+        "    before, _weighed_step.before = getattr(_weighed_step, 'before', whole), whole\n"
+        "    whole = before if step[0].micro_batch.step else whole\n",
+        ("loss",),
+        "update_wrong_at_one_step",
+        JOBS,
+        NEEDS,
+    ),
+    Fault(
+        "batch weights: the rows' number instead",
+        STEP,
+        "    weight = float(job.batch_weight(batch))\n",
+        "    weight = float(batch.micro_batch.rows)\n",
+        ("weight",),
+        "weights_of_right_rows_differ",
+        JOBS,
+        NEEDS,
+    ),
+    Fault(
+        "batch weights: an evaluation's rows weigh alike",
+        EVALUATE,
+        "weight=batch_weight(job, batch))",
+        "weight=float(batch.micro_batch.rows))",
+        ("evaluation rows", "evaluation"),
+        "evaluation_weights_differ",
+        JOBS,
+        NEEDS,
+    ),
+)
