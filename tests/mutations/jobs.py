@@ -292,6 +292,8 @@ def phases(rows: int = 45, global_batch: int = 10) -> Job:
         scheduler=LRSchedule(_decay, every="step"),
         train=_points(rows),
         global_batch=global_batch,
+        epochs=2,
+    )
 
 
 def _masks(samples: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,12 @@ from torch import Tensor
 from samestep.engine import Layout
 from samestep.job import Job
 from samestep.records.record import MicroBatchRecord
-from samestep.reference.fetch import fetch, seed
+from samestep.reference.fetch import seed
 from samestep.reference.neutral import Neutral
 from samestep.reference.optimizers import Closure, Gradient, PlayedPhase
 from samestep.reference.play import Forward, ReplicatedTraining
 from samestep.reference.replica_state import ReplicaState, follow_first
-from samestep.reference.schedule import per_epoch, step_rows, weight
+from samestep.reference.schedule import per_epoch, step_rows
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,10 @@ class FaultyTraining(ReplicatedTraining):
         self.moment = self._moment(step, scheduled_step)
         now = self.now = self.hypothesis if self.acts(self.moment) else HEALTHY
         plan = step_rows(self.job, self.layout, scheduled_step)
-        total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.layout.buffers == "rank0":
             for state in self.states[1:]:
                 state.buffers = {name: tensor.clone() for name, tensor in self.states[0].buffers.items()}
-        forwards = [Forward(phase, self.epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        forwards = self._forwards(phase, step, scheduled_step, plan)
         micro_batches, parts = self._parts(forwards)
         if not self.hypothesis.parts_ways:
             follow_first(self.states, plan)
@@ -224,9 +223,9 @@ class FaultyTraining(ReplicatedTraining):
         rows = forward.rows[replica]
         if not rows:
             return 1.0
-        of_replica = sum(weight(self.job, other.rows[replica]) for other in forwards)
+        of_replica = sum(self._weight(other, other.rows[replica]) for other in forwards)
         all_rows = sum(len(rows) for other in forwards for rows in other.rows)
-        weighs, replicas = weight(self.job, rows), self.layout.replicas
+        weighs, replicas = self._weight(forward, rows), self.layout.replicas
         return self.now.weighs(
             Part(weighs, of_replica, forward.total, len(rows), all_rows, replicas, micro_batches=len(forwards))
         )
@@ -238,7 +237,7 @@ class FaultyTraining(ReplicatedTraining):
 
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         rows = forward.rows[replica]
-        data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
+        data, weighs = self._data(forward, rows), self._weight(forward, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         return MicroBatchRecord(
             forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=[], loss=loss

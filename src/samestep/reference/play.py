@@ -219,14 +219,7 @@ class ReplicatedTraining:
         if self.layout.buffers == "rank0":
             for state in self.states[1:]:
                 state.buffers = _copy(self.states[0].buffers)
-        together = None
-        if isinstance(self.neutral, Neutral) and self.neutral.holds_collate:
-            rows = [row for (of_one,) in step_rows(self.job, Layout(1), scheduled_step) for row in of_one]
-            together = StepRows(self.job, rows, self.epoch, self.device)
-        forwards = [Forward(phase, self.epoch, step, micro, rows, 0.0, together) for micro, rows in enumerate(plan)]
-        total = sum(self._weight(forward, rows) for forward in forwards for rows in forward.rows)
-        for forward in forwards:
-            forward.total = total
+        forwards = self._forwards(phase, step, scheduled_step, plan)
         micro_batches = list(self._summed(forwards))
         follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -238,6 +231,20 @@ class ReplicatedTraining:
             self.noise.perturb(gradients)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         return micro_batches, float(norm)
+
+    def _forwards(
+        self, phase: PlayedPhase, step: int, scheduled_step: int, plan: list[list[list[int]]]
+    ) -> list[Forward]:
+        """A step's micro-batches, with what all of its rows weigh. plan: [micro-batch][replica] -> rows."""
+        together = None
+        if isinstance(self.neutral, Neutral) and self.neutral.holds_collate:
+            rows = [row for (of_one,) in step_rows(self.job, Layout(1), scheduled_step) for row in of_one]
+            together = StepRows(self.job, rows, self.epoch, self.device)
+        forwards = [Forward(phase, self.epoch, step, micro, rows, 0.0, together) for micro, rows in enumerate(plan)]
+        total = sum(self._weight(forward, rows) for forward in forwards for rows in forward.rows)
+        for forward in forwards:
+            forward.total = total
+        return forwards
 
     def _summed(self, forwards: list[Forward]) -> Iterator[tuple[int, MicroBatchRecord]]:
         """Sums all gradients of a step, as N ranks do: each replica's over its micro-batches, then these over the
