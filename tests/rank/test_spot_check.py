@@ -17,14 +17,16 @@ from command import TESTS, samestep
 from ranks import skip_unless_here
 from samestep import engine as engines
 from samestep.engine import Layout
-from samestep.errors import Refused
+from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.rank.spot_check import WAITING, ReplayProcess, SpotChecks, check_can_spot_check
 from samestep.records.files import read
+from samestep.records.record import MicroBatchRecord
 from samestep.records.results import RunResults
 from samestep.records.spot_check import CHECKS, SpotCheck, SpotCheckPlan, spot_checks_in
-from samestep.reference import Rates
+from samestep.reference import Rates, ReplicaBefore, StepAfter, StepBefore
 from samestep.tasks import replay_step
+from samestep.tasks.judge_step import RankAfter, StepJudge, TrainedStep
 from samestep.training import Run
 from samestep.world import World
 
@@ -206,3 +208,19 @@ def test_ranks_are_replayed_while_they_train(
     checks = read(RunResults, tmp_path / "out" / "results.json").spot_checks
     differ = [(check.step, check.found and check.found.id, check.ranks) for check in checks if check.verdict != "same"]
     assert len(checks) >= 7 and differ == ([(5, found, ranks)] if found else [])
+
+
+def test_a_replay_that_overflows_says_nothing(tmp_path: Path) -> None:
+    """A replay adds the gradients of all replicas up before it divides, and overflows where the ranks do not."""
+    before = StepBefore(3, {"weight": torch.ones(2)}, {}, [], {}, {}, [ReplicaBefore({})])
+    rank = RankAfter([[0]], [["a"]], [torch.tensor(1.0)], {}, {"weight": (torch.ones(2), [0])}, {})
+    seen = MicroBatchRecord(0, 3, 0, indices=[0], weight=1.0, digests=["a"], loss=1.0)
+    for value, differs in ((1.0, False), (2.0, True), (torch.nan, None)):
+        replay = StepAfter([[seen]], [{}], {"weight": torch.tensor([1.0, value])}, [{}], {}, {}, [{}])
+        judge = StepJudge(TrainedStep(before, [], [rank], {}, {}), replay, lambda replay=replay: [replay], None)
+        if differs is None:
+            with pytest.raises(UserError) as unknown:
+                judge.finding()
+            assert unknown.value.message.id == "replay_overflows"
+        else:
+            assert bool(judge.finding()) == differs

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.message import Message
+from samestep.errors import UserError
+from samestep.message import Message, message
 from samestep.rank.digests import bits_digest
 from samestep.reference import StepAfter, StepBefore
 
@@ -247,6 +248,8 @@ class StepJudge:
     def _is_outside(self, pair: Compared, expected: Tensor) -> bool:
         if not pair.found.is_floating_point():
             return not torch.equal(pair.found, expected)
+        if bool((pair.found.isfinite() & ~expected.expand_as(pair.found).isfinite()).any()):
+            raise UserError(message("replay_overflows"))  # it adds gradients up before it divides
         distance = float(_distances(pair.found, expected).max())
         dtype = pair.found.dtype if expected.dtype == torch.float64 and not expected.dim() else expected.dtype
         largest = max(_largest(expected), 1e-300)
