@@ -48,8 +48,8 @@ def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: Wor
     )
     plan = replace(plan, engine_settings=training.engine_settings)
     first = run_training(plan, part, _with_data_as_built(plan, training, small), engine, world)
-    if world.rank == 0:
-        weights.unlink(missing_ok=True)  # the checkpoint has it, for a restart on another machine
+    if world.rank == 0 and asked.best:
+        shutil.copyfile(init, weights)  # the checkpoint has the best ones, for a restart on another machine
     # Stopped after its last step, as by nobody: a graceful stop would be the process's.
     rest = replace(part, resume="auto", best=asked.best_after, stop_after=cut.steps)
     second = run_training(plan, rest, _with_data_as_built(plan, training, small), engine, world)

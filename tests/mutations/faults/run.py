@@ -311,8 +311,8 @@ FAULTS = (
         STATE,
         "            for file in self._evaluator.files():\n",
         "            for file in ():\n",
-        ("names of the weights",),
-        "weights_not_in_their_file",
+        ("saved weights",),
+        "saved_weights_of_no_evaluation",
         also="life",
     ),
     Fault(
