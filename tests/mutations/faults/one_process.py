@@ -36,7 +36,7 @@ FAULTS = (
         SHARE,
         "        share = float(weight > 0) / len(step)\n",
         ("first gradient",),
-        "part_of_gradient_missing_or_repeated",
+        "micro_batches_weigh_alike",
         JOBS,
         NEEDS,
     ),
