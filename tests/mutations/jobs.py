@@ -346,3 +346,13 @@ def masked(rows: int = 45, global_batch: int = 10) -> Job:
         micro_batch=3,
         epochs=2,
     )
+
+
+def mistaken() -> Job:
+    """A job that trains something else than was meant: each row has the target of the row beside it."""
+    return replace(tied(), criterion=lambda output, batch: F.cross_entropy(output, batch.targets.roll(1)))
+
+
+def loosely_clipped() -> Job:
+    """A job whose gradients never reach its limit."""
+    return replace(tied(), clip_norm=1000.0)

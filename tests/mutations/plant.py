@@ -117,7 +117,7 @@ def plant(
                 continue
             first = verdict.first_divergence
             if first is None:
-                yield row | {"verdict": verdict.verdict, "named": False, "explained": False}
+                yield row | {"verdict": verdict.verdict, "named": False, "explained": False, "notes": verdict.notes}
                 continue
             shown = ("training", "quantity", "step", "tensor", "expected", "found")
             yield row | {

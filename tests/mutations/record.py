@@ -44,6 +44,8 @@ def command_of(fault: Fault, job: str, size: int) -> list[str]:
     """Returns the command that a user would type, without its --out."""
     settings = [text for name, value in fault.settings.items() for text in ("--set-engine", f"{name}={value}")]
     threads = ["--as", "threads"] if size >= AS_THREADS and fault.engine in THREADED else []
+    if size >= AS_THREADS and fault.needs == "micro-batches":  # else every rank's rows fit into one
+        settings += ["--set", "rows=93", "--set", "global_batch=20"]
     job_file = f"{HERE / 'jobs.py'}:{job}"
     return ["verify", job_file, "--engine", fault.engine, "--nproc", str(size), *settings, *threads]
 
