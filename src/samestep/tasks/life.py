@@ -45,6 +45,7 @@ def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: Wor
         keep=1,
         resume="never",
         stop_after=cut.stop,
+        check_replicas=0,  # the proof compares them, and names what parts them
     )
     plan = replace(plan, engine_settings=training.engine_settings)
     first = run_training(plan, part, _with_data_as_built(plan, training, small), engine, world)

@@ -46,7 +46,7 @@ FAULTS = (
         "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n" + WRAPPED,
         ("first gradient",),
-        "gradients_rounded|gradients_rounded_before_the_reduction",
+        "gradients_rounded|gradients_rounded_before_the_reduction|gradients_rounded_on_their_way",
     ),
     Fault(
         "different initial weights per rank",
