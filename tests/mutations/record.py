@@ -1,11 +1,11 @@
 """Plants every fault, one at a time, and runs `samestep verify` with it: does it reject the fault, and name its cause?
 
-    python tests/mutations/record.py [--out FOLDER] [--ranks 2 3 5] [--only WORDS] [--at-once 2]
+    python tests/mutations/record.py [--out FOLDER] [--ranks 2 3 5] [--only WORDS] [--at-once 2] [--turns 1]
 
 A planting is what a user would have: one package, with the fault in it, which plays both sides, and the command. Exit 0
-when every fault is rejected and rightly named at every number of ranks; each is planted on its jobs in turn. `--out`
-keeps every row in rows.json, and writes the table of docs/proof.md again. From 5 ranks on these are threads, where the
-engine allows it.
+when every fault is rejected and rightly named at every number of ranks; each is planted on its jobs in turn. `--turns`
+says at how many of the numbers of ranks. `--out` keeps every row in rows.json, beside those of earlier plantings, and
+writes the table of docs/proof.md again. From 5 ranks on these are threads, where the engine allows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from budget import budget
 from messages import explains, ids
-from mutations.faults import FAULTS, Fault
+from mutations.faults import FAULTS, Fault, causes
 from mutations.faults.fifth_rank import FAULTS as OF_RANKS_ABOVE
 from mutations.faults.fifth_rank import of_ranks_above
 from mutations.plant import patched, sizes_of
@@ -43,11 +43,12 @@ DEADLINE_IMPORTS = 150
 def command_of(fault: Fault, job: str, size: int) -> list[str]:
     """Returns the command that a user would type, without its --out."""
     settings = [text for name, value in fault.settings.items() for text in ("--set-engine", f"{name}={value}")]
-    threads = ["--as", "threads"] if size >= AS_THREADS and fault.engine in THREADED else []
+    # Ranks that are threads live no run.
+    threads = ["--as", "threads"] if size >= AS_THREADS and fault.engine in THREADED and fault.also != "life" else []
     if size >= AS_THREADS and fault.needs == "micro-batches":  # else every rank's rows fit into one
         settings += ["--set", "rows=93", "--set", "global_batch=20"]
     job_file = f"{HERE / 'jobs.py'}:{job}"
-    return ["verify", job_file, "--engine", fault.engine, "--nproc", str(size), *settings, *threads]
+    return ["verify", job_file, "--engine", fault.engine, "--nproc", str(size), "--also", "none", *settings, *threads]
 
 
 def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
     return row | {
         "verdict": result.verdict,
         "named": first.quantity in fault.named,
-        "explained": explains(first.cause, fault.cause),
+        # Of some no cause is asked: what they do is no candidate.
+        "explained": explains(first.cause, fault.cause) if fault.cause else None,
         "cause": str(first.cause),
         "ids": sorted(ids(first.cause)),
         **{name: getattr(first, name) for name in shown},
@@ -89,12 +91,15 @@ def _unexplained(verdict: str, reason: str) -> dict[str, Any]:
     return {"verdict": verdict, "named": False, "explained": False, "reason": reason}
 
 
-def plantings(sizes: Sequence[int], words: str) -> list[tuple[Fault, str, int]]:
-    """Returns each fault at each number of ranks, on one of its jobs in turn. A fault of the ranks above 3 has five."""
+def plantings(sizes: Sequence[int], words: str, turns: int) -> list[tuple[Fault, str, int]]:
+    """Returns each fault at so many of the numbers of ranks, on its jobs in turn; one of the ranks above 3 at 5."""
+    faults = (*FAULTS, *causes.FAULTS)
     drawn = [
-        (fault, fault.jobs[(number + place) % len(fault.jobs)], size)
-        for number, fault in enumerate(FAULTS)
-        for place, size in enumerate(sizes_of(fault, sizes))
+        (fault, fault.jobs[(number + turn) % len(fault.jobs)], of_fault[(number + turn) % len(of_fault)])
+        for turn in range(turns)
+        for number, fault in enumerate(faults)
+        for of_fault in [sizes_of(fault, sizes)]
+        if turn < len(of_fault)
     ]
     if AS_THREADS in sizes:
         above = [of_ranks_above(3, fault) for fault in OF_RANKS_ABOVE]
@@ -104,8 +109,10 @@ def plantings(sizes: Sequence[int], words: str) -> list[tuple[Fault, str, int]]:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     caught = sum(row["verdict"] == "differs" for row in rows)
-    named, explained = (sum(row[what] for row in rows) for what in ("named", "explained"))
-    return f"{len(rows)} plantings: {caught} caught, {named} rightly named, {explained} with the right cause"
+    named, explained = (sum(bool(row[what]) for row in rows) for what in ("named", "explained"))
+    asked = sum(row["explained"] is not None for row in rows)
+    causes_told = f"{explained} of {asked} with the right cause"
+    return f"{len(rows)} plantings: {caught} caught, {named} rightly named, {causes_told}"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -115,7 +122,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         of = [row for row in rows if row["fault"] == name]
         sizes = " and ".join(str(size) for size in sorted({row["ranks"] for row in of}))
         counts = [sum(row["verdict"] == "differs" for row in of)]
-        counts += [sum(row[what] for row in of) for what in ("named", "explained")]
+        counts += [sum(bool(row[what]) for row in of) for what in ("named", "explained")]
         caught, named, explained = (f"{count}/{len(of)}" for count in counts)
         seen = ", ".join(dict.fromkeys(str(row.get("quantity")) for row in of))
         jobs = f"{len({row['job'] for row in of})} at {sizes} ranks"
@@ -136,25 +143,35 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 5])
     parser.add_argument("--only", default="", help="faults with these words in their name")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="at how many of the numbers of ranks each fault is planted"
+    )
     parser.add_argument("--at-once", type=int, default=1, help="commands that run beside each other")
     options = parser.parse_args()
     with ThreadPoolExecutor(options.at_once) as pool:
         rows = []
-        for row in pool.map(lambda planting: planted(*planting), plantings(options.ranks, options.only)):
+        for row in pool.map(lambda planting: planted(*planting), plantings(options.ranks, options.only, options.turns)):
             rows.append(row)
             rejected = row["verdict"] in ("differs", "failed")
             state = "named" if row["named"] else "MISNAMED" if rejected else "MISSED"
             values = " {:.25}, found {:.25}".format(*(str(row.get(name)) for name in ("expected", "found")))
             print(f"{state:9} {row['ranks']} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}{values}")
-            if not row["explained"]:
+            if row["explained"] is False:
                 print(f"          another cause: {row.get('cause') or row.get('reason')}")
             sys.stdout.flush()
     print(f"{len({row['fault'] for row in rows})} faults, {summary(rows)}")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
-        DOCS.write_text(with_table(DOCS.read_text(), rows))
+        file = options.out / "rows.json"
+        again = {_place(row) for row in rows}
+        kept = [row for row in (json.loads(file.read_text()) if file.exists() else []) if _place(row) not in again]
+        file.write_text(json.dumps(kept + rows, indent=1))
+        DOCS.write_text(with_table(DOCS.read_text(), kept + rows))
     return 0 if all(row["named"] for row in rows) else 1
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["fault"], row["ranks"], row["job"]
 
 
 if __name__ == "__main__":
