@@ -16,13 +16,14 @@ from samestep import Batch, Job, LRSchedule, Recipe
 
 
 class Masked(nn.Module):
-    """Buffers as language models have them: a boolean mask, and one of infinities."""
+    """Buffers as models have them: a boolean mask, one of infinities, and a table with a missing value."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(18, 3)
         self.register_buffer("keep", torch.tensor([True, True, False]))
         self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+        self.register_buffer("table", torch.tensor([0.5, torch.nan]))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.linear(inputs.flatten(1)).where(self.keep, self.mask.clamp(min=-9))

@@ -223,7 +223,7 @@ def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks
     assert notes["proven_in_another_dtype"]["dtype"] == "float32"
 
 
-def test_masks_of_booleans_and_infinities_are_no_difference(
+def test_buffers_of_booleans_infinities_and_no_numbers_are_no_difference(
     ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
     verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"arch": "masked"})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conformance import jobs_job
 from messages import ids
 from proof.test_judge import Tampered, changed
 from ranks import Ranks, engine_facts, proof_plan, reference_plan
@@ -19,13 +21,16 @@ from samestep.records.results import Divergence
 Tamper = Callable[[Record], Record]
 
 
-@pytest.fixture(scope="module")
-def healthy(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> tuple[Expectation, Record]:
-    plan = reference_plan("jobs:averaged", 2, also="life")
+def lived(ranks: Ranks, reference_rank: Ranks, job: str, settings: dict[str, str]) -> tuple[Expectation, Record]:
+    plan = reference_plan(job, 2, settings, also="life")
     layouts = tuple(replace(layout, trainings=("gradient", "sgd", "life")) for layout in plan.layouts)
     expectation = Expectation(reference_rank.work(replace(plan, layouts=layouts)), 0)
-    facts = engine_facts("ddp", 2)
-    return expectation, ranks(2).work(proof_plan(expectation, "jobs:averaged", "ddp", 2, {}, facts))
+    return expectation, ranks.work(proof_plan(expectation, job, "ddp", 2, settings, engine_facts("ddp", 2)))
+
+
+@pytest.fixture(scope="module")
+def healthy(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> tuple[Expectation, Record]:
+    return lived(ranks(2), reference_rank, "jobs:averaged", {})
 
 
 def _run(change: Callable[[TrainingRecord], TrainingRecord], rank: int = 1) -> Tamper:
@@ -139,6 +144,17 @@ def test_what_a_fault_would_change_is_read(name: str, healthy: tuple[Expectation
     assert isinstance(first, Divergence), name
     assert (first.training, first.quantity) == ("life", quantity)
     assert cause in ids(first.cause), first.cause
+
+
+def test_a_file_of_the_trained_part_alone_predicts_with_what_the_job_builds(
+    ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    job = f"{Path(jobs_job.__file__)}:averaged"
+    expectation, record = lived(ranks(2), reference_rank, job, {"save": "trainable"})
+    life = expectation.of("life").life
+    assert life and life.options.predictions
+    verdict = judge(expectation, record)
+    assert (verdict.verdict, verdict.first_divergence) == ("same", None)
 
 
 def test_a_best_evaluation_that_rounding_decides_is_not_compared(healthy: tuple[Expectation, Record]) -> None:

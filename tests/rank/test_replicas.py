@@ -10,7 +10,7 @@ import torch
 from command import TESTS, samestep
 from ranks import skip_unless_here
 from said import says
-from samestep.rank.digests import digests
+from samestep.rank.digests import bytes_of, digest_rows, digests
 from samestep.records.files import read
 from samestep.records.record import RankError
 
@@ -40,6 +40,14 @@ def test_tensors_of_odd_forms_have_digests() -> None:
     of = digests({"empty": torch.zeros(0), "scalar": torch.tensor(1.5), "whole": whole, "turned": whole.t()})
     assert len(set(of)) == 4
     assert digests({"x": whole.t().contiguous()}) == of[3:]
+
+
+def test_one_element_that_was_expanded_has_bytes() -> None:
+    one = torch.tensor(1.5, dtype=torch.float64)
+    assert torch.equal(bytes_of(one.expand(1)), bytes_of(one))
+    assert digest_rows([one.expand(1), torch.ones(3, 1)[:1].expand(1, 1)], 1) == digest_rows(
+        [one[None], torch.ones(1, 1)], 1
+    )
 
 
 @pytest.mark.parametrize(

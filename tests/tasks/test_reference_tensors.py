@@ -20,6 +20,7 @@ from samestep.tasks import reference_tensors
 
 STATES = {
     "equal infinities": ([math.inf, 1.0, -math.inf], [math.inf, 1.5, -math.inf]),
+    "equal NaNs": ([1.0, math.nan, 2.0], [1.5, math.nan, 2.0]),
     "a NaN": ([1.0, math.nan, 2.0], [1.0, 1.0, 2.0]),
     "an infinity": ([1.0, math.inf], [1.0, 1.0]),
     "whole numbers": ([1, 5, 9], [1, 7, 9]),

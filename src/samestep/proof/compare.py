@@ -197,7 +197,7 @@ class Comparison:
                 continue
             bound = bounds[name]
             difference = distance(want, got)
-            self.bitwise &= bool(np.array_equal(want, got))
+            self.bitwise &= difference == 0
             movement = moved[name].distance
             if bound > USELESS * movement > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
@@ -344,9 +344,11 @@ def bound_of(spread: float, eps: float, largest: float, largest_before: float, f
 
 
 def _gap(a: Any, b: Any) -> Any:
-    """|a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask. NaN where one is NaN."""
+    """|a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask, or NaN, as in a table with
+    missing values. NaN where one alone is NaN."""
     with np.errstate(invalid="ignore"):
-        return np.where(a == b, 0.0, np.abs(a.astype(np.float64) - b.astype(np.float64)))
+        difference = np.abs(a.astype(np.float64) - b.astype(np.float64))
+        return np.where((a == b) | ((a != a) & (b != b)), 0.0, difference)
 
 
 def distance(a: Any, b: Any) -> float:

@@ -34,8 +34,15 @@ def digest_rows(data: Any, rows: int) -> list[str]:
     return [state.hexdigest() for state in hashes]
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Returns the bytes of a contiguous tensor. shape [bytes]"""
+    flat = tensor.reshape(-1)
+    # One element that was expanded is contiguous with a stride of 0, of which torch makes no bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+
+
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return bytes_of(tensor).numpy().tobytes()
 
 
 def digest_state(model: nn.Module) -> str:

@@ -19,6 +19,7 @@ from samestep.job import Batch, Job, MicroBatch, Phase, output_and_state
 from samestep.job.phases import parameters_of
 from samestep.job.walk import flattened, leaves_of, mapped_tensors
 from samestep.message import Message, message
+from samestep.rank.digests import bytes_of
 from samestep.rank.weights import StateDict
 from samestep.world import World
 
@@ -368,7 +369,7 @@ def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[b
 
 def _all_gather(tensors: list[Tensor], shapes: list[list[tuple[int, ...]]], world: World) -> list[list[Tensor]]:
     """Returns every rank's tensors, without a graph. shapes: [rank][tensor]. All are sent at once, as bytes."""
-    packed = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+    packed = torch.cat([bytes_of(t.detach().contiguous()) for t in tensors])
     sizes = [[t.element_size() * torch.Size(s).numel() for t, s in zip(tensors, of_rank)] for of_rank in shapes]
     most = max(map(sum, sizes))
     padded = packed.new_zeros(most)

@@ -177,7 +177,9 @@ def digests(data: Any, rows: int) -> list[str]:
         for leaf in leaves_of(data):
             if isinstance(leaf, Tensor):
                 tensor = leaf[row] if leaf.dim() and len(leaf) == rows else leaf
-                state.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                flat = tensor.cpu().contiguous().reshape(-1)
+                flat = flat.clone(memory_format=torch.contiguous_format)  # one element may have a stride of 0
+                state.update(flat.view(torch.uint8).numpy().tobytes())
             else:
                 state.update(repr(leaf).encode())
         out.append(state.hexdigest())

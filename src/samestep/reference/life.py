@@ -87,7 +87,9 @@ class Life:
             self.raw = {name: p.detach().clone() for name, p in model.named_parameters()}
         outputs = None
         if self.job.evaluation is not None and (self.like is None or self.like.outputs):
-            outputs = predictions(self.job, weights, self.device, twice=self.like is None)
+            # A file of the trained part alone: the rest is what the job builds, not what --init had.
+            built = _tensors(self.job.model().state_dict()) if self.job.save == "trainable" else {}
+            outputs = predictions(self.job, {**built, **self.saved}, self.device, twice=self.like is None)
         self.outputs = {} if outputs is None else {"outputs": outputs}
         self._states.clear()
 

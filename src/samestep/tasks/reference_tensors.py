@@ -80,13 +80,16 @@ def from_plain(replicated: State, plain: State, names: list[str]) -> dict[str, F
 
 
 def distances(left: State, right: State) -> dict[str, float]:
-    """The greatest difference of each tensor; NaN where one is NaN."""
+    """The greatest difference of each tensor; NaN where one alone is NaN."""
     return {name: _distance(tensor, right[name]) for name, tensor in left.items()}
 
 
 def _distance(left: Tensor, right: Tensor) -> float:
-    """The greatest difference; 0 where both are the same infinity, as in a mask."""
-    distances = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(left, right)]
+    """The greatest difference; 0 where both are the same infinity, as in a mask, or NaN, as in missing values."""
+    distances = [
+        torch.where((a == b) | ((a != a) & (b != b)), 0.0, (a.double() - b.double()).abs()).max()
+        for a, b in _blocks(left, right)
+    ]
     return float(torch.stack(distances).max()) if distances else 0.0
 
 
