@@ -14,6 +14,7 @@ from samestep import Batch, Job, Recipe
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
+from samestep.rank.evaluate import evaluate
 from samestep.rank.step import with_weights
 from samestep.world import World
 
@@ -55,6 +56,20 @@ def test_what_is_no_weight_is_refused(weight: float) -> None:
     with pytest.raises(UserError) as error:
         _weighed(_job(batch_weight=lambda batch: weight))
     assert "batch_weight_is_no_weight" in ids(error.value.message)
+
+
+@pytest.mark.parametrize("returned", [None, "many", 1j, torch.ones(2)], ids=str)
+def test_what_is_no_number_is_refused(returned: Any) -> None:
+    with pytest.raises(UserError) as error:
+        _weighed(_job(batch_weight=lambda batch: returned))
+    assert "batch_weight_is_no_number" in ids(error.value.message)
+
+
+def test_an_evaluation_in_which_nothing_weighs_is_refused() -> None:
+    job = _job(batch_weight=lambda batch: 0, evaluation=TensorDataset(torch.zeros(8, 2), TARGETS))
+    with pytest.raises(UserError) as error:
+        evaluate(job, job.model(), World())
+    assert "evaluation_weighs_nothing" in ids(error.value.message)
 
 
 @pytest.mark.parametrize("other", [{"weight": float}, {"gather_outputs": True, "micro_batch": None}])

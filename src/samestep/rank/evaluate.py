@@ -156,6 +156,8 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
         dist.all_reduce(table)  # a chunk's sums plus the other ranks' zeros: exact
     rows, weight, without_loss, *totals = (math.fsum(column) for column in table.T.tolist())
     sums = dict(zip(["loss", *by_row], totals))
+    if not weight:
+        raise UserError(message("evaluation_weighs_nothing"))
     if without_loss:
         del sums["loss"]
     if whole_metrics:

@@ -224,7 +224,12 @@ def _weighed_step(step: list[Batch], job: Job, world: World) -> Iterator[Batch]:
 def batch_weight(job: Job, batch: Batch) -> float:
     """Returns what a batch weighs. Raises UserError for a value that is no weight."""
     assert job.batch_weight
-    weight = float(job.batch_weight(batch))
+    returned = job.batch_weight(batch)
+    try:
+        weight = float(returned.detach() if isinstance(returned, Tensor) else returned)
+    except (TypeError, ValueError, RuntimeError):
+        form = f"Tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+        raise UserError(message("batch_weight_is_no_number", form=form)) from None
     if not (math.isfinite(weight) and weight >= 0):
         raise UserError(message("batch_weight_is_no_weight", weight=weight, step=batch.micro_batch.step))
     return weight

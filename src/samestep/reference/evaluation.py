@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.errors import not_per_row
+from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
+from samestep.message import message
 from samestep.records.record import EvaluationRecord
 from samestep.reference.fetch import (
     collate,
@@ -53,6 +54,8 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     weight = sums.pop(WEIGHT)
+    if not weight:
+        raise UserError(message("evaluation_weighs_nothing"))
     return EvaluationRecord(length, weight, sums, whole_metrics, unsteady=unsteady)
 
 
