@@ -23,6 +23,7 @@ from samestep.commands.engine_rows import Row, SecondRow, result_of, with_second
 from samestep.commands.exit_codes import exit_code
 from samestep.errors import UserError
 from samestep.message import as_said
+from samestep.proof.plan import second_steps
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import second_size
 from samestep.records.results import Divergence, Verdict
@@ -40,6 +41,17 @@ AVERAGED = next(fault for fault in FAULTS if fault.name == "gradients averaged o
 )
 def test_the_second_number_shows_what_the_first_one_hides(ranks: int, global_batch: int, second: int) -> None:
     assert second_size(ranks, global_batch) == second
+
+
+@pytest.mark.parametrize(
+    ("costly", "proof_steps", "phases", "steps"),
+    [(False, 8, {}, 4), (True, 4, {}, 2), (True, 8, {"d": "", "g": ""}, 4)],
+)
+def test_of_a_costly_step_it_takes_half_as_many(
+    costly: bool, proof_steps: int, phases: dict[str, str], steps: int
+) -> None:
+    job: Any = SimpleNamespace(costly=costly, proof_steps=proof_steps, phases=phases)
+    assert second_steps(job) == steps
 
 
 @pytest.mark.parametrize(

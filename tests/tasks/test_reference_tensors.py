@@ -14,6 +14,7 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.proof.compare import distance, largest_of
 from samestep.proof.trace import sample_like
+from samestep.records import packed
 from samestep.records.record import Record
 from samestep.reference import first_gradient
 from samestep.tasks import reference_tensors
@@ -46,6 +47,20 @@ def test_a_start_is_as_short_as_it_can_be_and_exact(tmp_path: Path, monkeypatch:
     for name, whole in (("exact", exact), ("wide", wide)):
         assert len(start[name]) == 3
         assert np.array_equal(start[name], sample_like(whole.numpy(), start[name]))
+
+
+def test_a_state_that_others_are_differences_from_is_read_without_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = drawn(rows=16, global_batch=8)
+    first, second = (reference.play(job, Layout(1), steps) for steps in (1, 2))
+    reference_tensors.write_training(tmp_path, 0, "0.gradient", first)
+    reference_tensors.write_training(tmp_path, 0, "0.sgd", second, near="0.gradient")
+    for name, values in Record(tmp_path).arrays("0.sgd").items():
+        assert np.array_equal(values, second.state[name].numpy())
+    monkeypatch.setattr(packed, "unpack", lambda *_: pytest.fail("it is packed"))
+    for name, values in Record(tmp_path).arrays("0.gradient").items():
+        assert np.array_equal(values, first.state[name].numpy())
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -49,7 +49,7 @@ class ForkServer:
         self._log = tempfile.NamedTemporaryFile(prefix="samestep-fork-server-")  # noqa: SIM115 - as long as it runs
         self._process = subprocess.Popen(
             [sys.executable, *module_arguments("samestep.worker"), "--fork-server", purpose],
-            env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
+            env=_quiet(purpose) | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -118,6 +118,14 @@ class ForkServer:
                     stream.close()
         kill(self._process)  # the kernel then kills its workers
         self._log.close()
+
+
+def _quiet(purpose: Purpose) -> dict[str, str]:
+    """Returns variables that a server has where the user has set no others."""
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if purpose == "reference":  # of a costly step it uses all cores, which would wait for one another at full load
+        quiet["OMP_WAIT_POLICY"] = "PASSIVE"
+    return quiet
 
 
 class ForkedWorker:

@@ -24,7 +24,7 @@ from samestep.records.plan import (
 from samestep.records.record import ReferenceLayoutRecord
 
 QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
-SECOND_STEPS = 4  # there: a whole batch and an uneven one, in two epochs
+SECOND_STEPS = 4  # there: a whole batch and an uneven one, in two epochs; half as many of a costly step
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
 AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype
@@ -102,7 +102,8 @@ def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
 
 def second_steps(job: JobFacts) -> int:
     """How many steps of SGD are compared on the second number of ranks."""
-    return min(job.proof_steps, SECOND_STEPS * max(1, len(job.phases)))
+    rounds = SECOND_STEPS // 2 if job.costly else SECOND_STEPS
+    return min(job.proof_steps, rounds * max(1, len(job.phases)))
 
 
 def second_trainings(

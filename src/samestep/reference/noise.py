@@ -36,7 +36,7 @@ class Noise:
         self.generator = torch.Generator().manual_seed(seed)
 
     def _factors(self, tensor: Tensor) -> Tensor:
-        unit = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64).mul_(2).sub_(1)
+        unit = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=self.generator)
         return unit.mul_(self.eps).add_(1).to(tensor.device, tensor.dtype)
 
     def perturb(self, tensors: Iterable[Tensor]) -> None:

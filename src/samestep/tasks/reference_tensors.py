@@ -37,9 +37,13 @@ class Written(Mapping[str, Tensor]):
 def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult, near: str = "") -> None:
     """Writes a training's final state; its first gradient's parts and the other replicas' buffers where there are.
 
-    near: the key of a training whose final state is close to this one's.
+    near: the key of a training whose final state is close to this one's. A state without such a neighbour is written as
+    it is, because others are differences from it, and it is read with each of them.
     """
-    write_packed(folder, rank, key, result.state, near)
+    if near:
+        write_packed(folder, rank, key, result.state, near)
+    else:
+        write_state(folder, rank, key, result.state)
     tensors: dict[str, State] = {}
     if result.own:
         parts = {".own": result.own, ".before_last": result.before_last, ".own_before_last": result.own_before_last}
