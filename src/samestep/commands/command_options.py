@@ -187,8 +187,7 @@ class VerifyOptions(ProofOptions):
         if self.also is None:
             return 0 if self.quick or resumes or several else None
         if isinstance(self.also, str) or self.also == self.nproc:
-            is_first = self.also == self.nproc
-            hint = message("second_size_is_the_first") if is_first else nearest_name(str(self.also), [NONE])
+            hint = message("second_size_is_the_first" if self.also == self.nproc else "second_size_is_no_number")
             raise UserError(message("option_has_no_such_value", flag="--also", value=self.also, hint=hint))
         if option := next((flag for flag, given in {"--resume": resumes, "--nnodes": several}.items() if given), None):
             raise UserError(message("second_size_does_not_go_with", option=option))
