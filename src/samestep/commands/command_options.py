@@ -138,7 +138,7 @@ class ProofOptions(LaunchOptions):
         engines, launchers = names(self.engines, "--engines"), names(self.launchers, "--launchers")
         engines = () if "all" in engines else engines
         setup = self._setup(job, engines, self.settings, self.engine_settings, launchers)
-        return replace(setup, steps=self.steps)
+        return replace(setup, steps=self.steps, proves=True)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
         engines=setup.engines,
         engine_settings=setup.engine_settings,
         also=0 if machines.nnodes > 1 else setup.also,
+        proves=setup.proves,
     )
     if setup.resume and setup.engines and setup.resume.engine:
         question = replace(question, engines=(*setup.engines, setup.resume.engine))

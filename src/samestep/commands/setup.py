@@ -40,7 +40,7 @@ class Setup:
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
     never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
     not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone. also: the
-    second number of ranks; None: to be chosen; 0: there is none.
+    second number of ranks; None: to be chosen; 0: there is none. proves: whether the job is proven.
     """
 
     job: str = "digits"
@@ -61,6 +61,7 @@ class Setup:
     as_threads: bool = False
     quick: bool = False
     also: int | None = 0
+    proves: bool = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:

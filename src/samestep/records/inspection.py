@@ -22,7 +22,8 @@ class Question:
     replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU. least: the fewest machines, where some may
     leave; 0: all stay. also: the second number of ranks; None: to be chosen; 0: there is none.
     steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
-    engine_settings: texts of --set-engine, which these engines must have.
+    engine_settings: texts of --set-engine, which these engines must have. proves: whether the job is to be
+    proven, so that its rows are looked at.
     """
 
     job: str | None = None
@@ -35,6 +36,7 @@ class Question:
     engines: tuple[str, ...] = ()
     engine_settings: Mapping[str, str] = field(default_factory=dict)
     also: int | None = 0
+    proves: bool = False
 
 
 @dataclass(frozen=True)

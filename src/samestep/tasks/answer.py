@@ -75,6 +75,7 @@ def _inspection(question: Question) -> Inspection:
             fewer=fewer,
             units=units,
             also=question.also,
+            proves=question.proves,
         )
     second: list[EngineFacts] = []
     if job and job.second:

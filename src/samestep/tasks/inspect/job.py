@@ -37,7 +37,7 @@ from samestep.tasks.inspect.dry_run import (
     dry_step,
     varying_calls,
 )
-from samestep.tasks.inspect.extremes import find_extremes
+from samestep.tasks.inspect.extremes import Extremes, find_extremes
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
 
@@ -56,12 +56,13 @@ def inspect_job(
     fewer: Sequence[int] = (),
     units: Mapping[str, Units] = MappingProxyType({}),
     also: int | None = 0,
+    proves: bool = True,
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
-    model. units: engine -> what its ranks gather. also: as of Question. Raises UserError for a job that cannot be
-    trained or proven.
+    model. units: engine -> what its ranks gather. also, proves: as of Question. Raises UserError for a job that cannot
+    be trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
     model = _model(job)
@@ -70,7 +71,7 @@ def inspect_job(
     count = sum(p.numel() for p in model.parameters())
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
     steps = steps or _proof_steps(job, costly)
-    extremes = find_extremes(job)
+    extremes = find_extremes(job) if proves else Extremes()
     unlike = extremes.rows[:MOST_EXTREMES]
     training = ProveTask("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows, extremes=unlike)
     sizes = sorted({1, replicas, *fewer})
