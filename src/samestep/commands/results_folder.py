@@ -41,7 +41,8 @@ FREE = (
 # The fields of a Setup that are not copied into the ResultsIdentity:
 NOT_COPIED = {
     *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
-    *("nproc", "steps", "resume", "also", "machines", "proves"),  # the inspected setup's own values of these are recorded
+    *("nproc", "steps", "resume", "also", "machines"),  # the inspected setup's own values of these are recorded
+    "proves",  # the command says so
 }
 BEFORE_A_LAUNCH = {LOCK, STUDY, COMMAND}  # what the folder holds before anything is started
 # The files that other ranks and machines may write before this command.
