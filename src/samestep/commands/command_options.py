@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from samestep.commands.machine_options import MachineOptions, Threads
 from samestep.commands.options import Names, Options, Typed, names, pairs
-from samestep.commands.setup import Resume, Setup
+from samestep.commands.setup import Resume, Setup, second_size_refused
 from samestep.commands.training_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError, nearest_name
@@ -187,8 +187,8 @@ class VerifyOptions(ProofOptions):
         if self.also is None:
             return 0 if self.quick or resumes or several else None
         if isinstance(self.also, str) or self.also == self.nproc:
-            hint = message("second_size_is_the_first" if self.also == self.nproc else "second_size_is_no_number")
-            raise UserError(message("option_has_no_such_value", flag="--also", value=self.also, hint=hint))
+            is_first = self.also == self.nproc
+            raise second_size_refused(self.also, "second_size_is_the_first" if is_first else "second_size_is_no_number")
         if option := next((flag for flag, given in {"--resume": resumes, "--nnodes": several}.items() if given), None):
             raise UserError(message("second_size_does_not_go_with", option=option))
         if self.also == 0:

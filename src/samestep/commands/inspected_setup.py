@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from samestep.commands.ask_worker import ask
 from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
-from samestep.commands.setup import Setup
+from samestep.commands.setup import Setup, second_size_refused
 from samestep.errors import UserError, say
 from samestep.launch import Machines, rendezvous_address
 from samestep.launch.outer_launcher import LaunchedRank
@@ -69,6 +69,8 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
     if setup.resume and setup.engines and setup.resume.engine:
         question = replace(question, engines=(*setup.engines, setup.resume.engine))
     inspection, continuing = ask(question, setup.deadline_s, setup.stall_s), None
+    if setup.also == inspection.replicas:  # where --nproc was left to the machine
+        raise second_size_refused(setup.also, "second_size_is_the_first")
     if setup.resume:
         resumed = replace(question, replicas=setup.resume.nproc or question.replicas)
         continuing = inspection if resumed == question else ask(resumed, setup.deadline_s, setup.stall_s)

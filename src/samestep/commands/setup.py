@@ -10,7 +10,7 @@ from pathlib import Path
 from samestep import engine, launch
 from samestep.commands.machine_options import MachineOptions
 from samestep.errors import UserError
-from samestep.message import message
+from samestep.message import Message, message
 
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 
@@ -87,3 +87,8 @@ class Setup:
         ):
             if seconds is not None and not seconds < FOREVER_S:
                 raise UserError(f"--{option} {seconds:g}: give at most {FOREVER_S:.0f} seconds")
+
+
+def second_size_refused(also: int | str, hint: str) -> UserError:
+    """Returns the error of a --also that cannot be taken. hint: the id of the message that says what may be given."""
+    return UserError(message("option_has_no_such_value", flag="--also", value=also, hint=Message(hint)))

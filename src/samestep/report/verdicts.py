@@ -56,6 +56,7 @@ QUANTITIES = {
     "resumed state": "quantity_resumed_state",
 }
 ILL_CONDITIONED = "tensors_ill_conditioned"  # the proof's note of the tensors that it could not compare
+MOST_LEFT = 9.99  # of a difference: what a fault leaves beyond it is no figure to compare
 
 
 # Rows
@@ -380,7 +381,9 @@ def trials(results: CompareResults) -> list[str]:
     for row in results.engines:
         tried = row.first_divergence.tried if row.first_divergence else ()
         for trial in sorted(tried, key=lambda trial: math.inf if trial.unexplained is None else trial.unexplained):
-            left = None if trial.unexplained is None else f"{min(trial.unexplained, 9.99):.2%}"
+            left = None if trial.unexplained is None else f"{trial.unexplained:.2%}"
+            if trial.unexplained is not None and trial.unexplained > MOST_LEFT:
+                left = f"> {MOST_LEFT:.0%}"
             fault = message("fault_and_its_steps", fault=trial.cause, where=trial.where)
             said.append(message("fault_and_what_it_leaves", engine=label(row), fault=fault, left=left))
             if left is None:
