@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "batch weights: the rows' number instead",
         STEP,
-        "    weight = float(job.batch_weight(batch))\n",
-        "    weight = float(batch.micro_batch.rows)\n",
+        "    return weight\n\n\nclass ForwardPass",
+        "    return float(batch.micro_batch.rows)\n\n\nclass ForwardPass",
         ("weight",),
         "weights_of_right_rows_differ",
         JOBS,
