@@ -184,6 +184,7 @@ AS_THEY_ARE = {
     "report/html_pages.py": "the current folder, to return to it",
     "testing/": "the plugin's own",
     "tasks/fork_server.py": "/dev/null",
+    "tasks/life.py": "what the run that the proof lives has just written",
     "tasks/eject/": "samestep's own sources, and the job's file",
     "tasks/inspect/": "the job's file, which is a program that the user named",
     "recorder/replay_player.py": "what the ranks of this command have kept",

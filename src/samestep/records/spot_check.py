@@ -18,6 +18,7 @@ from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.message import Message
 from samestep.records.files import as_json, from_json
+from samestep.world.regular_files import read_regular
 
 FOLDER, PLAN, CHECKS = "spot-check", "plan.json", "spot-checks.jsonl"
 
@@ -69,7 +70,7 @@ def spot_checks_in(file: Path) -> list[SpotCheck]:
     """Returns the checks of a training so far, in the order in which they were made."""
     checks = []
     with suppress(OSError):
-        for line in file.read_text().splitlines():
+        for line in read_regular(file).decode(errors="replace").splitlines():
             with suppress(UserError, json.JSONDecodeError):  # a line that is cut off by a full disk
                 checks.append(from_json(SpotCheck, json.loads(line), f"a line of {file}"))
     return checks
