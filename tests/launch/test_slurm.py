@@ -87,7 +87,7 @@ def test_check_of_sruns_tasks(slurm: Slurm, tmp_path: Path) -> None:
         done = slurm.run(*SAMESTEP, *line, sys.executable, str(script))
         assert done.returncode == code, done.stdout + done.stderr
         assert "train.py on 2" in done.stdout
-        assert ("the cause: " in done.stdout) == bool(code)
+        assert ("usual cause: " in done.stdout) == bool(code)
         Path(f"{script}.ranks").unlink(missing_ok=True)
 
 
