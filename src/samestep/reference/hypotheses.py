@@ -96,7 +96,7 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_settings(job)
     yield from _of_forward(job, layout)
     yield from _of_rounding(many, micro_batches, found.relative)
-    if found.factor is not None:
+    if found.factor is not None and abs(found.factor) > 1e-8:  # without a gradient nothing is trained: see causes
         factor = found.factor
         yield Hypothesis("loss_scaled_by_another_factor", {"factor": factor}, reduced=_times(factor), general=True)
     if found.tensors:

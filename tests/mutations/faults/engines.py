@@ -58,7 +58,7 @@ FAULTS = (
         "        if batch.completes_step:\n"
         "            optimizer.step()\n",
         ("loss",),
-        "clipped_before_the_reduction|each_micro_batch_clipped|clipping_left_out",
+        "clipped_before_the_reduction|clipping_left_out|update_wrong_at_one_step cause_unknown",
         ("tied",),
         "clipping",
         engine="horovod",
@@ -102,7 +102,7 @@ FAULTS = (
         "            max_grad_norm=job.clip_norm or 0.0,  # its default is 1.0\n",
         "",
         ("first gradient",),
-        "gradients_clipped_unasked",
+        "gradients_clipped_unasked|gradients_clipped_to_a_norm",
         ("conv", "tied"),
         "a first gradient whose norm is above 1",
         engine="hf",
