@@ -4,8 +4,8 @@
 
 A planting is what a user would have: one package, with the fault in it, which plays both sides, and the command. Exit 0
 when every fault is rejected and rightly named at every number of ranks; each is planted on its jobs in turn. `--turns`
-says at how many of the numbers of ranks. `--out` keeps every row in rows.json, beside those of earlier plantings, and
-writes the table of docs/proof.md again. From 5 ranks on these are threads, where the engine allows it.
+says at how many of the numbers of ranks. `--out` keeps every row in rows.json, goes on where it was cut off, and writes
+the table of docs/proof.md again. From 5 ranks on these are threads, where the engine allows it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ DOCS = HERE.parents[1] / "docs" / "proof.md"
 THREADED = {"ddp", "fsdp", "zero", "amp"}
 AS_THREADS = 5  # so many ranks, or more, are threads
 DEADLINE_IMPORTS = 150
+REJECTED = ("differs", "failed")  # exit code 1
 
 
 def command_of(fault: Fault, job: str, size: int) -> list[str]:
@@ -108,7 +109,7 @@ def plantings(sizes: Sequence[int], words: str, turns: int) -> list[tuple[Fault,
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    caught = sum(row["verdict"] == "differs" for row in rows)
+    caught = sum(row["verdict"] in REJECTED for row in rows)
     named, explained = (sum(bool(row[what]) for row in rows) for what in ("named", "explained"))
     asked = sum(row["explained"] is not None for row in rows)
     causes_told = f"{explained} of {asked} with the right cause"
@@ -121,7 +122,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     for name in dict.fromkeys(row["fault"] for row in rows):
         of = [row for row in rows if row["fault"] == name]
         sizes = " and ".join(str(size) for size in sorted({row["ranks"] for row in of}))
-        counts = [sum(row["verdict"] == "differs" for row in of)]
+        counts = [sum(row["verdict"] in REJECTED for row in of)]
         counts += [sum(bool(row[what]) for row in of) for what in ("named", "explained")]
         caught, named, explained = (f"{count}/{len(of)}" for count in counts)
         seen = ", ".join(dict.fromkeys(str(row.get("quantity")) for row in of))
@@ -148,30 +149,38 @@ def main() -> int:
     )
     parser.add_argument("--at-once", type=int, default=1, help="commands that run beside each other")
     options = parser.parse_args()
+    file = options.out / "rows.json" if options.out else None
+    rows: list[dict[str, Any]] = json.loads(file.read_text()) if file and file.exists() else []
+    done = {_place(row["fault"], row["job"], row["ranks"]) for row in rows}
+    asked = plantings(options.ranks, options.only, options.turns)
+    left = [planting for planting in asked if _place(planting[0].name, *planting[1:]) not in done]
     with ThreadPoolExecutor(options.at_once) as pool:
-        rows = []
-        for row in pool.map(lambda planting: planted(*planting), plantings(options.ranks, options.only, options.turns)):
+        for row in pool.map(lambda planting: planted(*planting), left):
+            _print(row)
+            if row["verdict"] == "unavailable":  # an engine that is not installed
+                continue
             rows.append(row)
-            rejected = row["verdict"] in ("differs", "failed")
-            state = "named" if row["named"] else "MISNAMED" if rejected else "MISSED"
-            values = " {:.25}, found {:.25}".format(*(str(row.get(name)) for name in ("expected", "found")))
-            print(f"{state:9} {row['ranks']} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}{values}")
-            if row["explained"] is False:
-                print(f"          another cause: {row.get('cause') or row.get('reason')}")
-            sys.stdout.flush()
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(rows, indent=1))
     print(f"{len({row['fault'] for row in rows})} faults, {summary(rows)}")
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        file = options.out / "rows.json"
-        again = {_place(row) for row in rows}
-        kept = [row for row in (json.loads(file.read_text()) if file.exists() else []) if _place(row) not in again]
-        file.write_text(json.dumps(kept + rows, indent=1))
-        DOCS.write_text(with_table(DOCS.read_text(), kept + rows))
+    if file:
+        DOCS.write_text(with_table(DOCS.read_text(), rows))
     return 0 if all(row["named"] for row in rows) else 1
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["fault"], row["ranks"], row["job"]
+def _place(fault: str, job: str, ranks: int) -> tuple[str, str, int]:
+    return fault, job, ranks
+
+
+def _print(row: Mapping[str, Any]) -> None:
+    rejected = row["verdict"] in REJECTED
+    state = "named" if row["named"] else "MISNAMED" if rejected else "MISSED"
+    values = " {:.25}, found {:.25}".format(*(str(row.get(name)) for name in ("expected", "found")))
+    print(f"{state:9} {row['ranks']} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}{values}")
+    if row["explained"] is False:
+        print(f"          another cause: {row.get('cause') or row.get('reason')}")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
