@@ -59,7 +59,7 @@ def checked(job: Job, folder: Path, every: int = 2, steps: int = 6) -> list[Spot
     spot_checks = SpotChecks(world, every, steps=steps, folder=folder, replays=replays)  # type: ignore[arg-type]
     run = Run(job, world, steps, spot_checks=spot_checks)
     engines.load("single").train(job, world, run)
-    spot_checks.wait()
+    spot_checks.finish_writing()
     plan = SpotCheckPlan("", {}, Layout(1), 1, "cpu", str(folder / CHECKS))
     with patch.object(replay_step, "build", lambda *_, **__: job), patch.dict(os.environ):
         os.environ.pop("RANK", None)
@@ -171,7 +171,7 @@ def test_a_step_is_left_out_and_said_where_replays_do_not_keep_up(tmp_path: Path
 
     spot_checks = SpotChecks(World(), 1, steps=20, folder=tmp_path, replays=(slow := Slow()))
     engines.load("single").train(job := replayed.job(), World(), Run(job, World(), 20, spot_checks=spot_checks))
-    spot_checks.wait()
+    spot_checks.finish_writing()
     assert len(slow.steps) == WAITING
     left_out = [(check.step, check.verdict, check.found and check.found.id) for check in spot_checks_in(slow._checks)]
     assert left_out == [(step, "unknown", "replays_do_not_keep_up") for step in range(WAITING, 20)]

@@ -90,7 +90,7 @@ class ReplayProcess:
             self._process.wait(LAST_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(LAST_S)
         if self._process.returncode:
             self._say_end()
 
@@ -144,7 +144,7 @@ class SpotChecks:
         if micro_batch.micro or not self._is_due(micro_batch.step):
             return
         started = time.perf_counter()
-        self.wait()
+        self.finish_writing()
         tree = self._state.tree(ema)
         rank = tree["ranks"].setdefault(str(self.world.rank), {})
         rank["attributes"] = attributes_of(self._model)
@@ -264,7 +264,7 @@ class SpotChecks:
             self._failed = True
             say(message("spot_checks_cannot_be_written", rank=self.world.rank, why=why))
 
-    def wait(self) -> None:
+    def finish_writing(self) -> None:
         """Waits until what this rank has of the step before is on the disk."""
         if self._thread is not None:
             heartbeat.begin(CHECKPOINT)  # a slow disk is no slow step
@@ -273,7 +273,7 @@ class SpotChecks:
 
     def close(self) -> None:
         """Waits for the last replay. Call it on every rank after the training."""
-        self.wait()
+        self.finish_writing()
         if self.replays:
             heartbeat.begin(CHECKPOINT)
             self.replays.close()
