@@ -196,11 +196,19 @@ class LifeComparison:
         yield from self._buffers(want)
 
     def _buffers(self, want: Mapping[str, Any]) -> Iterator[Divergence]:
-        """The buffers of each rank, where a rank is a replica."""
+        """The buffers of each rank, where a rank is a replica that has rows in each step: without rows it keeps what it
+        has until the next broadcast."""
         expectation, record = self.comparison.expectation, self.comparison.record
         replicas = expectation.facts.layout.replicas
         of_replicas = [{}, *(expectation.arrays(LIFE, f".buffers{number}") for number in range(1, replicas))]
-        for rank in range(self.comparison.processes if replicas == self.comparison.processes else 1):
+        processes = self.comparison.processes if replicas == self.comparison.processes else 1
+        steps = [
+            {part.step for part in process if part.indices}
+            for process in expectation.trace("sgd", 0, processes).micro_batches
+        ]
+        for rank in range(processes):
+            if steps[rank] != set().union(*steps):
+                continue
             got = record.arrays(f"{LIFE}.buffers{rank}")
             expected = {name: of_replicas[rank].get(name, want.get(name)) for name in got}
             known = {name: value for name, value in expected.items() if value is not None}
