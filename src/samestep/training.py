@@ -226,7 +226,7 @@ class Run:
         restore = keep_state(plain) if micro_batch.rows == 0 else None
         if self._on_nan:
             self._on_nan.before(micro_batch, lambda: keep_state(plain))
-        if self._spot_checks and not (self._forward.closure and self._forward.closure.again):
+        if self._spot_checks:
             self._spot_checks.before(micro_batch, self._ema, self.count.skipped)
         if self._observer:
             self._observer.forward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,3 +54,10 @@ class Job(JobFields):
             replace(self, phases=(), criterion=p.criterion, forward=p.forward or self.forward, optimizer=p.optimizer)
             for p in self.phases
         ] or [self]
+
+
+def with_recipes(job: Job, change: Callable[[Recipe], Recipe]) -> Job:
+    """Returns `job` with a changed recipe of its optimizer, or of that of each phase."""
+    if not job.phases:
+        return replace(job, optimizer=change(job.optimizer))
+    return replace(job, phases=[replace(phase, optimizer=change(phase.optimizer)) for phase in job.phases])

@@ -280,7 +280,7 @@ class Comparison:
             if steady and not math.isclose(got.weight, want.weight, rel_tol=64 * EPS["float64"]):
                 yield case.divergence("evaluation rows", want.weight, got.weight, tensor="weight", rank=rank)
             for name, total in want.sums.items():
-                over = 1 if name in want.whole else want.weight if name == "loss" else want.rows
+                over = want.divisor(name)
                 if name in want.unsteady:
                     continue
                 bound = evaluation_bound(name, total, [trace.evaluation[0] for trace in noisy], self.eps)

@@ -21,7 +21,6 @@ from samestep.records.trial import Trial
 # The differences that another step of the reference can explain. The others are facts: rows, weights, names.
 REPLAYED = {"loss", "first gradient", "parameter", "buffer", "learning rate", "optimizer steps"}
 STEPPED = ("gradient", "sgd", "user", "late")  # the trainings whose every step is recorded
-EXPLAINS = 0.01  # of the difference may stay unexplained
 AS_WELL = 10  # times what the best fault leaves: others up to this explain it, too
 SECONDS = 20.0  # for all faults
 
@@ -71,10 +70,7 @@ def explained(divergence: Divergence, trials: Sequence[Trial]) -> Divergence:
 
 
 def _cause(divergence: Divergence, trials: Sequence[Trial]) -> Message:
-    explaining = sorted(
-        (trial for trial in trials if trial.unexplained is not None and trial.unexplained <= EXPLAINS),
-        key=lambda trial: trial.unexplained or 0.0,
-    )
+    explaining = sorted((trial for trial in trials if trial.explains), key=lambda trial: trial.unexplained or 0.0)
     explaining = [trial for trial in explaining if not trial.general] or explaining
     if not explaining:
         left = sum(trial.unexplained is None for trial in trials)

@@ -11,7 +11,7 @@ import numpy as np
 from samestep.message import Message, message
 from samestep.proof.compare import Comparison, bound_of, distance, evaluation_bound, furthest, largest_of
 from samestep.proof.trace import sample_like
-from samestep.records.record import EvaluationRecord, TrainingRecord
+from samestep.records.record import TrainingRecord
 from samestep.records.results import Divergence
 
 LIFE = "life"
@@ -117,7 +117,7 @@ class LifeComparison:
         for name, total in want.sums.items():
             if name in self._unsteady():
                 continue
-            over, got = _divisor(want, name), entry.get(name, math.nan)
+            over, got = want.divisor(name), entry.get(name, math.nan)
             if not abs(total / over - got) <= self._bound(number, name):
                 step = self.want.at_step[number] - 1
                 cause = self._cause_of_evaluation(number, name, got)
@@ -125,7 +125,7 @@ class LifeComparison:
 
     def _cause_of_evaluation(self, number: int, name: str, got: float) -> Message:
         earlier = [*reversed(self.want.evaluations[:number]), *([self.want.before] if self.want.before else [])]
-        if any(math.isclose(got, _mean(evaluation, name), rel_tol=ALIKE) for evaluation in earlier):
+        if any(math.isclose(got, evaluation.mean(name), rel_tol=ALIKE) for evaluation in earlier):
             return message("evaluation_of_earlier_weights")
         if self.want.at_step[number] > self.want.stop:  # the evaluations before the restart are right
             return message("state_lost_at_restart", step=self.want.stop)
@@ -138,7 +138,7 @@ class LifeComparison:
         """How far rounding explains that an evaluation's mean is off."""
         want = self.want.evaluations[number]
         noisy = [life.evaluations[number] for life in self.noisy]
-        return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps) / _divisor(want, name)
+        return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps) / want.divisor(name)
 
     def best(self) -> Iterator[Divergence]:
         """Which evaluation is the best one."""
@@ -151,7 +151,7 @@ class LifeComparison:
             if training.best_at != self.want.best_at:
                 at_step = dict(enumerate(self.want.at_step))
                 expected, found = (at_step.get(number, "none") for number in (self.want.best_at, training.best_at))
-                is_worst = training.best_at in self._with_directions_exchanged()
+                is_worst = training.best_at == self._best_by_exchanged_directions()
                 cause = message("best_by_wrong_direction" if is_worst else "another_evaluation_is_best")
                 yield self._divergence("best evaluation", expected, found, cause, rank=rank)
 
@@ -159,21 +159,21 @@ class LifeComparison:
         """Whether the figures that decide are further apart than rounding explains."""
         assert self.want.options.best
         name, best_at = self.want.options.best[0], self.want.best_at
-        values = [_mean(evaluation, name) for evaluation in self.want.evaluations]
+        values = [evaluation.mean(name) for evaluation in self.want.evaluations]
         pairs = [(0, 1), *((best_at, number) for number in (1, 2, 3) if number != best_at)]
         return all(abs(values[a] - values[b]) > self._bound(a, name) + self._bound(b, name) for a, b in pairs)
 
-    def _with_directions_exchanged(self) -> set[int]:
+    def _best_by_exchanged_directions(self) -> int:
         """The evaluation that would be the best one by the other directions."""
         options = self.want.options
         assert options.best and options.best_after
-        values = [_mean(evaluation, options.best[0]) for evaluation in self.want.evaluations]
+        values = [evaluation.mean(options.best[0]) for evaluation in self.want.evaluations]
         best_at = 0
         for number, value in enumerate(values):
             direction = (options.best if number < 2 else options.best_after)[1]
             if value < values[best_at] if direction == "max" else value > values[best_at]:
                 best_at = number
-        return {best_at}
+        return best_at
 
     def last_weights(self) -> Iterator[Divergence]:
         """Parameters, averages and each rank's buffers in the last checkpoint."""
@@ -304,15 +304,6 @@ class LifeComparison:
 def _plain(value: Any) -> Any:
     """Returns a value as JSON has it, which knows no NaN."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _divisor(evaluation: EvaluationRecord, name: str) -> float:
-    """What a sum of an evaluation is divided by for its mean."""
-    return 1.0 if name in evaluation.whole else evaluation.weight if name == "loss" else float(evaluation.rows)
-
-
-def _mean(evaluation: EvaluationRecord, name: str) -> float:
-    return evaluation.sums[name] / _divisor(evaluation, name)
 
 
 def _alike(want: Any, got: Any) -> bool:

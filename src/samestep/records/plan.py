@@ -15,6 +15,7 @@ from samestep.records.launch_request import LaunchRequest
 
 TRAININGS = ("gradient", "sgd", "user", "late", "life")  # of a proof
 OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
+INIT = 0.875  # times the model's own weights: those that `life` begins with
 TRACES = "trace"  # the folder of --profile's files
 
 

@@ -65,6 +65,14 @@ class EvaluationRecord:
     indices: list[int] = field(default_factory=list)
     unsteady: tuple[str, ...] = ()
 
+    def divisor(self, name: str) -> float:
+        """Returns what a sum is divided by for its mean."""
+        return 1.0 if name in self.whole else self.weight if name == "loss" else float(self.rows)
+
+    def mean(self, name: str) -> float:
+        """Returns the loss, or a metric, as a mean over the rows."""
+        return self.sums[name] / self.divisor(name)
+
 
 @dataclass(frozen=True)
 class RestartRecord:

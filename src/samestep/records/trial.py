@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from samestep.message import Message
 
+EXPLAINS = 0.01  # of the difference may stay unexplained
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -22,3 +24,8 @@ class Trial:
     unexplained: float | None = None
     rounding: float = 0.0
     general: bool = False
+
+    @property
+    def explains(self) -> bool:
+        """Whether the fault gives what was found."""
+        return self.unexplained is not None and self.unexplained <= EXPLAINS

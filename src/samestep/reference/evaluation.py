@@ -154,9 +154,7 @@ def _sums(
 def after_evaluation(job: Job, scheduler: Any, result: EvaluationRecord | None) -> None:
     """Steps a scheduler that evaluations step, with the mean of the metric that it watches."""
     assert job.scheduler and result
-    name = job.scheduler.metric
-    rows = 1.0 if name in result.whole else result.weight if name == "loss" else float(result.rows)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step(result.sums[name] / rows)
+        scheduler.step(result.mean(job.scheduler.metric))
     else:
         scheduler.step()

@@ -57,10 +57,18 @@ class Part:
 Gradients = list[Gradient]  # of each replica
 
 
+def summed(gradients: Iterable[Gradient]) -> Gradient:
+    """The sum of several gradients; None where none of them has a parameter's."""
+    sums: Gradient = []
+    for tensors in zip(*gradients):
+        given = [tensor for tensor in tensors if tensor is not None]
+        sums.append(sum(given[1:], given[0]) if given else None)
+    return sums
+
+
 def mean_over_replicas(sums: Gradients, replicas: int) -> Gradients:
     """What an all-reduce leaves on every replica: the mean."""
-    total = [_added(tensors) for tensors in zip(*sums)]
-    mean = [None if tensor is None else tensor / replicas for tensor in total]
+    mean = [None if tensor is None else tensor / replicas for tensor in summed(sums)]
     return [mean] * replicas
 
 
@@ -192,11 +200,9 @@ class FaultyTraining(ReplicatedTraining):
         sums = [self._of_replica(parts[replica]) for replica in self.replicas]
         gradients = each_distinct(now.reduce(sums, self.layout.replicas), now.reduced)
         if own:
-            gradients = [[_added(pair) for pair in zip(*pairs)] for pairs in zip(gradients, own)]
+            gradients = [summed(pair) for pair in zip(gradients, own)]
         if now.keeps and self.before:
-            gradients = [
-                [_added(pair) for pair in zip(gradient, before)] for gradient, before in zip(gradients, self.before)
-            ]
+            gradients = [summed(pair) for pair in zip(gradients, self.before)]
         self.gradients = self.before = now.clip(gradients, self.job)
         for parameter, gradient in zip(self.parameters, self.gradients[0]):
             parameter.grad = None if gradient is None else gradient.clone()
@@ -233,7 +239,7 @@ class FaultyTraining(ReplicatedTraining):
     def _of_replica(self, parts: Sequence[Gradient]) -> Gradient:
         if self.now.micro_batches is not None:
             return self.now.micro_batches(parts, lambda gradient: by_norm(gradient, self.job.clip_norm))
-        return self.now.of_replica([_added(tensors) for tensors in zip(*parts)])
+        return self.now.of_replica(summed(parts))
 
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         rows = forward.rows[replica]
@@ -301,11 +307,6 @@ class FaultyTraining(ReplicatedTraining):
         """The weights as they are saved, with replica 0's buffers."""
         self.hypothesis.ends(self)
         return self.state()
-
-
-def _added(tensors: Iterable[Tensor | None]) -> Tensor | None:
-    given = [tensor for tensor in tensors if tensor is not None]
-    return sum(given[1:], given[0]) if given else None
 
 
 @contextmanager

@@ -178,8 +178,8 @@ def digests(data: Any, rows: int) -> list[str]:
             if isinstance(leaf, Tensor):
                 tensor = leaf[row] if leaf.dim() and len(leaf) == rows else leaf
                 flat = tensor.cpu().contiguous().reshape(-1)
-                flat = flat.clone(memory_format=torch.contiguous_format)  # one element may have a stride of 0
-                state.update(flat.view(torch.uint8).numpy().tobytes())
+                # One element may have a stride of 0.
+                state.update(flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().tobytes())
             else:
                 state.update(repr(leaf).encode())
         out.append(state.hexdigest())

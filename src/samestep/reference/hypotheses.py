@@ -7,7 +7,6 @@ A hypothesis that gives the values that were found is the cause, up to others th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.engine import Layout
-from samestep.job import Job, Recipe
+from samestep.job import Job, Recipe, with_recipes
 from samestep.reference.faulty_training import (
     FaultyTraining,
     Gradients,
@@ -25,6 +24,7 @@ from samestep.reference.faulty_training import (
     each_distinct,
     in_evaluation_mode,
     mean_over_replicas,
+    summed,
 )
 from samestep.reference.optimizers import Gradient, PlayedPhase
 
@@ -159,19 +159,11 @@ def _but_for(names: Sequence[str], job: Job, sums: Gradients, replicas: int) -> 
 def _of_micro_batches(many: bool) -> Iterator[Hypothesis]:
     yield Hypothesis("gradient_of_last_micro_batch_alone", micro_batches=lambda parts, clip: parts[-1])
     yield Hypothesis("gradient_of_first_micro_batch_alone", micro_batches=lambda parts, clip: parts[0])
-    yield Hypothesis("last_micro_batch_left_out", micro_batches=lambda parts, clip: _sum(parts[:-1]))
+    yield Hypothesis("last_micro_batch_left_out", micro_batches=lambda parts, clip: summed(parts[:-1]))
     yield Hypothesis(
         "micro_batches_weigh_alike", weighs=lambda part: part.total / part.weight / part.replicas / part.micro_batches
     )
-    yield Hypothesis("each_micro_batch_clipped", micro_batches=lambda parts, clip: _sum([clip(part) for part in parts]))
-
-
-def _sum(parts: Sequence[Gradient]) -> Gradient:
-    sums: Gradient = []
-    for tensors in zip(*parts):
-        given = [tensor for tensor in tensors if tensor is not None]
-        sums.append(sum(given[1:], given[0]) if given else None)
-    return sums
+    yield Hypothesis("each_micro_batch_clipped", micro_batches=lambda parts, clip: summed(map(clip, parts)))
 
 
 def _of_clipping(job: Job, layout: Layout, training: str) -> Iterator[Hypothesis]:
@@ -255,7 +247,7 @@ def _of_rates(layout: Layout) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "learning_rate_multiplied_by_ranks",
             {"ranks": ranks},
-            job=lambda job: _with_recipes(job, lambda recipe: _faster(recipe, ranks)),
+            job=lambda job: with_recipes(job, lambda recipe: _faster(recipe, ranks)),
             once=True,
         )
 
@@ -316,19 +308,13 @@ def _of_settings(job: Job) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "setting_of_optimizer_left_out",
             {"setting": "weight_decay of the groups"},
-            job=lambda job: _with_recipes(job, _without_decay_of_groups),
+            job=lambda job: with_recipes(job, _without_decay_of_groups),
             once=True,
         )
 
 
-def _with_recipes(job: Job, change: Callable[[Recipe], Recipe]) -> Job:
-    if not job.phases:
-        return replace(job, optimizer=change(job.optimizer))
-    return replace(job, phases=[replace(phase, optimizer=change(phase.optimizer)) for phase in job.phases])
-
-
 def _job_without(setting: str) -> Callable[[Job], Job]:
-    return lambda job: _with_recipes(job, lambda recipe: _without(recipe, setting))
+    return lambda job: with_recipes(job, lambda recipe: _without(recipe, setting))
 
 
 def _without(recipe: Recipe, setting: str) -> Recipe:
@@ -397,7 +383,7 @@ def _rounded_between(
     def accumulated(parts: Sequence[Gradient], clip: Callable[[Gradient], Gradient]) -> Gradient:
         total = parts[0]
         for part in parts[1:]:
-            total = _sum([rounded(total), part])
+            total = summed([rounded(total), part])
         return total
 
     return accumulated
@@ -419,23 +405,11 @@ def _loss_rounded(dtype: torch.dtype) -> Callable[[Job], Job]:
 
 
 def _forward_under_autocast(dtype: torch.dtype) -> Callable[[Job], Job]:
-    def changed(job: Job) -> Job:
-        def forward(model: Any, batch: Any) -> Any:
-            with torch.autocast("cpu", dtype):
-                return job.forward(model, batch)
-
-        return replace(job, forward=forward)
-
-    return changed
+    return lambda job: replace(job, forward=torch.autocast("cpu", dtype)(job.forward))
 
 
 def _autocast(dtype: torch.dtype) -> Callable[[FaultyTraining], Any]:
-    @contextmanager
-    def autocast(training: FaultyTraining) -> Iterator[None]:
-        with torch.autocast("cpu", dtype):
-            yield
-
-    return autocast
+    return lambda training: torch.autocast("cpu", dtype)
 
 
 def _weights_rounded(dtype: torch.dtype) -> Callable[[FaultyTraining, PlayedPhase], None]:

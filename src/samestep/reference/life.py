@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from samestep.job import Job
+from samestep.records.plan import INIT
 from samestep.records.record import EvaluationRecord
 from samestep.reference.evaluation import evaluate, predictions
 from samestep.reference.first_gradient import thinned
 
 State = Mapping[str, Tensor]  # name -> tensor
-INIT = 0.875  # by which the weights of --init are the model's own
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Life:
         names = [name for name in (self.evaluations[0].sums if self.evaluations else ()) if name not in unsteady]
         if not names:
             return
-        values = [mean(result, names[0]) for result in self.evaluations]
+        values = [result.mean(names[0]) for result in self.evaluations]
         improving, other = ("min", "max") if values[1] < values[0] else ("max", "min")
         for direction in (other, improving):
             self.best_at = 1
@@ -116,12 +116,6 @@ class Life:
         """Returns kind -> tensors: what a run's files hold, besides its last weights."""
         of_replicas = {f".buffers{replica}": buffers for replica, buffers in enumerate(self.buffers)}
         return {".saved": self.saved, ".raw": self.raw, ".outputs": self.outputs, **of_replicas}
-
-
-def mean(result: EvaluationRecord, name: str) -> float:
-    """Returns a metric of an evaluation, or its loss, as a mean over the rows."""
-    over = 1.0 if name in result.whole else result.weight if name == "loss" else float(result.rows)
-    return result.sums[name] / over
 
 
 def _tensors(state: Mapping[str, object]) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,15 +149,7 @@ def _autocast(job: Job, dtype: str | None, device: str) -> Job:
         return job
 
     def lowered(function: Callable[..., Any] | None) -> Any:
-        if function is None:
-            return None
-
-        def call(*arguments: Any) -> Any:
-            context: AbstractContextManager[Any] = torch.autocast(device.partition(":")[0], getattr(torch, dtype))
-            with context:
-                return function(*arguments)
-
-        return call
+        return function and torch.autocast(device.partition(":")[0], getattr(torch, dtype))(function)
 
     phases = [
         replace(phase, criterion=lowered(phase.criterion), forward=lowered(phase.forward)) for phase in job.phases

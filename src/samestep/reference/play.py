@@ -343,9 +343,8 @@ class ReplicatedTraining:
                     noise=self.noise,
                     phase=forward.phase.number,
                 )
-        share = (
-            weighs * self.layout.replicas / (forward.total or 1.0)
-        )  # the mean over the replicas is then that over the rows
+        # The mean over the replicas is then that over the rows.
+        share = weighs * self.layout.replicas / (forward.total or 1.0)
         if forward.all_rows:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
         with self.neutral:

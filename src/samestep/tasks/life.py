@@ -18,11 +18,11 @@ from samestep.job.checks import nested
 from samestep.rank.checkpoint_files import Saved, Stored, newest
 from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import FOLDER, Interval
-from samestep.records.plan import EvaluateTask, Plan, ProveTask, RunTask
+from samestep.records.plan import INIT, EvaluateTask, Plan, ProveTask, RunTask
 from samestep.records.record import RestartRecord, TrainingRecord
 from samestep.records.tensor_files import write_state
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import INIT, life_steps, proof_job
+from samestep.tasks.proof_job import life_steps, proof_job
 from samestep.tasks.run import evaluate_weights, run_training
 from samestep.world import World
 

@@ -20,7 +20,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
+from samestep.job import ByLength, Job, Lanes, Recipe, Weighted, with_recipes
 from samestep.job.walk import mapped
 from samestep.rank.evaluate import chunk_rows
 from samestep.records.plan import OWN_DTYPE, ProveTask
@@ -29,7 +29,6 @@ EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a s
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 LATE_EPOCHS = (1, 2, 96)  # over whose ends `late` trains
 TWO_BATCHES = 2  # of which an epoch of `late` consists
-INIT = 0.875  # times the model's own weights: those that `life` begins with
 OTHER_STEPS = 8  # of the other trainings, unless a step is costly
 
 
@@ -79,7 +78,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     )
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
         plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
-        return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
+        return with_recipes(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
     by_evaluation = job.scheduler is not None and job.scheduler.every == "evaluation"
     if not by_evaluation and (training.training == "late" or training.dtype == OWN_DTYPE):
         small = replace(small, evaluation=None)  # the others' weights are evaluated
@@ -89,7 +88,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
         small = replace(small, max_steps=steps, on_step=None, on_evaluation=None)
     if training.training == "user":
         return small
-    return _with_optimizer(small, lambda recipe: _sgd(recipe, training.sgd_lr))
+    return with_recipes(small, lambda recipe: _sgd(recipe, training.sgd_lr))
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
@@ -100,13 +99,6 @@ def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
     if job.micro_batch:
         micro_batch = ceil(ceil(rows / replicas) / schedule_of(job, replicas).micro_batches)
     return replace(job, global_batch=rows, micro_batch=micro_batch)
-
-
-def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
-    """Returns `job` with another optimizer instead of its own, or instead of that of each phase."""
-    if not job.phases:
-        return replace(job, optimizer=instead(job.optimizer))
-    return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
 
 
 def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]:

@@ -68,7 +68,7 @@ def write_start(folder: Path, rank: int, dtype: str, state: State) -> None:
 def moved_from(start: State, end: State) -> dict[str, Moved]:
     """How far each tensor has moved."""
     same = (name for name, tensor in start.items() if name in end and end[name].shape == tensor.shape)
-    return {name: Moved(_distance(end[name], start[name]), _largest(start[name])) for name in same}
+    return {name: Moved(distance(end[name], start[name]), _largest(start[name])) for name in same}
 
 
 def _shortest(tensor: Tensor) -> Tensor:
@@ -80,15 +80,15 @@ def _shortest(tensor: Tensor) -> Tensor:
 
 def from_plain(replicated: State, plain: State, names: list[str]) -> dict[str, FromOne]:
     """How far each of the named tensors is from plain training's."""
-    return {name: FromOne(_distance(replicated[name], plain[name]), _largest(replicated[name])) for name in names}
+    return {name: FromOne(distance(replicated[name], plain[name]), _largest(replicated[name])) for name in names}
 
 
 def distances(left: State, right: State) -> dict[str, float]:
     """The greatest difference of each tensor; NaN where one alone is NaN."""
-    return {name: _distance(tensor, right[name]) for name, tensor in left.items()}
+    return {name: distance(tensor, right[name]) for name, tensor in left.items()}
 
 
-def _distance(left: Tensor, right: Tensor) -> float:
+def distance(left: Tensor, right: Tensor) -> float:
     """The greatest difference; 0 where both are the same infinity, as in a mask, or NaN, as in missing values."""
     distances = [
         torch.where((a == b) | ((a != a) & (b != b)), 0.0, (a.double() - b.double()).abs()).max()

@@ -22,9 +22,9 @@ from samestep.reference.hypotheses import Found, Steps, hypotheses, steps_to_act
 from samestep.tasks.inspect.load import build
 from samestep.tasks.play_reference import interruption_of_layout, layout_of, moved_parameters
 from samestep.tasks.proof_job import proof_job, steps_of
+from samestep.tasks.reference_tensors import distance
 from samestep.world import World
 
-EXPLAINS = 0.01  # of the difference may stay unexplained
 HOPELESS = 0.05  # from which share on a replay is not played to its end
 STEPS_AFTER = 2  # the first one that differs, which are compared too
 
@@ -74,8 +74,9 @@ class Replay:
             if time.process_time() < until:
                 unexplained, rounding = self._tried(hypothesis, steps)
             cause, where = Message(hypothesis.id, dict(hypothesis.fields)), Message(steps.id, dict(steps.fields))
-            yield Trial(cause, where, unexplained, rounding or 0.0, hypothesis.general)
-            if unexplained is not None and unexplained <= EXPLAINS:
+            trial = Trial(cause, where, unexplained, rounding or 0.0, hypothesis.general)
+            yield trial
+            if trial.explains:
                 explained_at = number
 
     def _moments(self) -> Iterator[Moment]:
@@ -194,10 +195,10 @@ class FoundTensors:
         left, difference, rounding = 0.0, 0.0, 0.0
         for name, found in self.found.items():
             bound = self.bounds[name]
-            if _greatest(state[name], found) > bound:
-                left += _distance(state[name], found) ** 2
-            if _greatest(self.expected[name], found) > bound:
-                difference += _distance(self.expected[name], found) ** 2
+            if distance(state[name], found) > bound:
+                left += _norm_of_difference(state[name], found) ** 2
+            if distance(self.expected[name], found) > bound:
+                difference += _norm_of_difference(self.expected[name], found) ** 2
                 rounding += bound**2 * found.numel()
         if not difference:
             return (math.inf if left else 0.0), 0.0
@@ -206,7 +207,7 @@ class FoundTensors:
     def fitted(self) -> tuple[float | None, list[str]]:
         """The number by which a first gradient is multiplied, if it is one number; the tensors in which it is wrong,
         where it is right in others. The weights are those after a step of SGD with a rate of 1."""
-        wrong = [n for n, t in self.found.items() if _greatest(self.expected[n], t) > self.bounds[n]]
+        wrong = [n for n, t in self.found.items() if distance(self.expected[n], t) > self.bounds[n]]
         products = squares = 0.0
         for name, found in self.found.items():
             right = (self.start[name].to(found) - self.expected[name]).double()
@@ -216,9 +217,5 @@ class FoundTensors:
         return factor, wrong if len(wrong) < len(self.found) else []
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def _norm_of_difference(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm())
-
-
-def _greatest(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0

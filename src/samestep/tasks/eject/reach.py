@@ -25,17 +25,7 @@ from samestep.tasks.eject.source import Source, Statement, is_ours
 
 RUNTIME = runtime.__name__
 # The fields that say what a step does; the others are numbers and functions, of any value.
-STRUCTURE = {
-    "evaluation",
-    "metrics",
-    "collate",
-    "augment",
-    "weight",
-    "batch_weight",
-    "evaluation_weight",
-    "scheduler",
-    "max_steps",
-}
+STRUCTURE = {"evaluation", "metrics", "collate", "augment", "weight", "evaluation_weight", "scheduler", "max_steps"}
 STRUCTURE |= {"ema", "micro_batch", "gather_outputs", "clip_norm", "last", "order", "shuffle", "sync_batchnorm"}
 STRUCTURE |= {"phases", "carry_state", "evaluation_collate", "batch_weight"}
 CLOSURE = "an optimizer whose step needs a closure"
