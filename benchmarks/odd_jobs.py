@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from samestep.message import Message
-from samestep.proof.one_process import not_one_process, same_as_one
+from samestep.proof.one_process import one_process
 from samestep.proof.plan import neutral_layouts
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
@@ -57,15 +57,12 @@ def answer(target: str, replicas: int) -> OneProcess:
 
     one = LayoutPlan(trainings=("sgd",), compared=True)
     single, ranks = play(one, LayoutPlan(replicas=replicas, trainings=("sgd",), compared=True))
-    same, worst = same_as_one(ranks, single)
-    if same:
-        return OneProcess("yes", worst)
 
     def held(constant: bool) -> tuple[Expectation, Expectation]:
         alone, together = play(*neutral_layouts(ranks.facts, constant=constant))
         return alone, together
 
-    return not_one_process(worst, held, facts)
+    return one_process(ranks, single, held, facts)
 
 
 def expected_of(job: Any) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from mutations.faults import Fault
 from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
+from samestep.records.results import Verdict
 
 
 class Patch(Protocol):
@@ -115,16 +116,20 @@ def plant(
                     "reason": str(error).splitlines()[-1],
                 }
                 continue
-            first = verdict.first_divergence
-            if first is None:
-                yield row | {"verdict": verdict.verdict, "named": False, "explained": False, "notes": verdict.notes}
-                continue
-            shown = ("training", "quantity", "step", "tensor", "expected", "found")
-            yield row | {
-                "verdict": verdict.verdict,
-                "named": first.quantity in fault.named,
-                "explained": explains(first.cause, fault.cause),
-                "cause": str(first.cause),
-                "ids": sorted(ids(first.cause)),
-                **{key: getattr(first, key) for key in shown},
-            }
+            yield row | told(fault, verdict) | {"notes": verdict.notes}
+
+
+def told(fault: Fault, verdict: Verdict) -> dict[str, Any]:
+    """What a verdict says of a planted fault. explained: None where no cause is asked: what it does is no candidate."""
+    first = verdict.first_divergence
+    if first is None:
+        return {"verdict": verdict.verdict, "named": False, "explained": False, "reason": str(verdict.reason)}
+    shown = ("training", "quantity", "step", "tensor", "expected", "found")
+    return {
+        "verdict": verdict.verdict,
+        "named": first.quantity in fault.named,
+        "explained": explains(first.cause, fault.cause) if fault.cause else None,
+        "cause": str(first.cause),
+        "ids": sorted(ids(first.cause)),
+        **{key: getattr(first, key) for key in shown},
+    }

@@ -25,11 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from budget import budget
-from messages import explains, ids
 from mutations.faults import FAULTS, Fault, causes
 from mutations.faults.fifth_rank import FAULTS as OF_RANKS_ABOVE
 from mutations.faults.fifth_rank import of_ranks_above
-from mutations.plant import patched, sizes_of
+from mutations.plant import patched, sizes_of, told
 from samestep.records.files import read
 from samestep.records.results import RESULTS, CompareResults
 
@@ -71,25 +70,10 @@ def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
         row |= {"command": command[2:], "exit_code": ended.returncode}
         file = folder / "results" / RESULTS
         if not file.exists():
-            return row | _unexplained("failed", (ended.stderr.strip().splitlines() or ["no output"])[-1])
+            said = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+            return row | {"verdict": "failed", "named": False, "explained": False, "reason": said}
         (result,) = (result for result in read(CompareResults, file).engines if result.engine == fault.engine)
-    first = result.first_divergence
-    if first is None:
-        return row | _unexplained(result.verdict, str(result.reason))
-    shown = ("training", "quantity", "step", "tensor", "expected", "found")
-    return row | {
-        "verdict": result.verdict,
-        "named": first.quantity in fault.named,
-        # Of some no cause is asked: what they do is no candidate.
-        "explained": explains(first.cause, fault.cause) if fault.cause else None,
-        "cause": str(first.cause),
-        "ids": sorted(ids(first.cause)),
-        **{name: getattr(first, name) for name in shown},
-    }
-
-
-def _unexplained(verdict: str, reason: str) -> dict[str, Any]:
-    return {"verdict": verdict, "named": False, "explained": False, "reason": reason}
+    return row | told(fault, result)
 
 
 def plantings(sizes: Sequence[int], words: str, turns: int) -> list[tuple[Fault, str, int]]:
@@ -151,9 +135,9 @@ def main() -> int:
     options = parser.parse_args()
     file = options.out / "rows.json" if options.out else None
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file and file.exists() else []
-    done = {_place(row["fault"], row["job"], row["ranks"]) for row in rows}
+    done = {(row["fault"], row["job"], row["ranks"]) for row in rows}
     asked = plantings(options.ranks, options.only, options.turns)
-    left = [planting for planting in asked if _place(planting[0].name, *planting[1:]) not in done]
+    left = [planting for planting in asked if (planting[0].name, *planting[1:]) not in done]
     with ThreadPoolExecutor(options.at_once) as pool:
         for row in pool.map(lambda planting: planted(*planting), left):
             _print(row)
@@ -167,10 +151,6 @@ def main() -> int:
     if file:
         DOCS.write_text(with_table(DOCS.read_text(), rows))
     return 0 if all(row["named"] for row in rows) else 1
-
-
-def _place(fault: str, job: str, ranks: int) -> tuple[str, str, int]:
-    return fault, job, ranks
 
 
 def _print(row: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +159,7 @@ def few_short_texts() -> Job:
 @odd
 def few_short_texts_with_batch_weight() -> Job:
     """yes"""
-    return make(
-        Words,
-        lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.data.flatten(), ignore_index=0),
-        train=Texts(),
-        collate=stacked,
-        forward=lambda model, batch: model(batch.data),
-        batch_weight=lambda batch: (batch.data != 0).sum(),
-    )
+    return replace(few_short_texts(), batch_weight=lambda batch: (batch.data != 0).sum())
 
 
 @odd

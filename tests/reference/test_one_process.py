@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from messages import explains
 from ranks import Ranks, RanksFailed, prove
-from samestep.proof.one_process import not_one_process, same_as_one
+from samestep.proof.one_process import one_process, same_as_one
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
@@ -86,15 +86,12 @@ def answer(reference_rank: Ranks, name: str, replicas: int, dtype: str = "float6
         return [Expectation(record, number) for number in range(len(layouts))]
 
     one, many = play(plain_layout(), LayoutPlan(replicas=replicas, dtype=dtype))
-    same, worst = same_as_one(many, one)
-    if same:
-        return OneProcess("yes", worst)
 
     def held(constant: bool) -> tuple[Expectation, Expectation]:
         single, several = play(*neutral_layouts(many.facts, constant=constant))
         return single, several
 
-    return not_one_process(worst, held, job)
+    return one_process(many, one, held, job)
 
 
 FEW = (

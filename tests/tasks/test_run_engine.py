@@ -10,6 +10,7 @@ from torch import nn
 
 from samestep.engine import Checks
 from samestep.errors import Refused
+from samestep.rank.step import explain_dtypes
 from samestep.tasks.run_engine import run_engine
 from samestep.world import World
 
@@ -21,7 +22,7 @@ def test_fsdp_of_several_dtypes_is_a_refusal(said: str, refused: bool) -> None:
     def train(*_: Any) -> None:
         raise AssertionError(said)
 
-    engine: Any = SimpleNamespace(train=train, fragments=None, checks=Checks())
+    engine: Any = SimpleNamespace(train=train, fragments=None, checks=Checks(explain=explain_dtypes))
     job: Any = SimpleNamespace(
         sync_batchnorm=False, model=lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
     )

@@ -30,7 +30,7 @@ from samestep.launch.command import command_for
 from samestep.message import message
 from samestep.proof.hypotheses import with_tried_cause
 from samestep.proof.judge import judge, judge_second_size
-from samestep.proof.one_process import not_one_process, same_as_one
+from samestep.proof.one_process import one_process
 from samestep.proof.plan import (
     AS_NUMERICS,
     AS_OWN,
@@ -183,16 +183,13 @@ def _one_process(
     several_replicas = next((expectation for expectation in played if expectation.facts.layout.replicas > 1), None)
     if one_replica is None or several_replicas is None:
         return None
-    same, worst = same_as_one(several_replicas, one_replica)
-    if same:
-        return OneProcess("yes", worst)
 
     def play(constant: bool) -> tuple[Expectation, Expectation]:
         layouts = neutral_layouts(several_replicas.facts, constant=constant)
         record = _play(inspected, folder, "constant" if constant else "neutral", layouts, show_phase)
         return Expectation(record, 0), Expectation(record, 1)
 
-    return not_one_process(worst, play, inspected.job)
+    return one_process(several_replicas, one_replica, play, inspected.job)
 
 
 def _launch(

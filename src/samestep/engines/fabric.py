@@ -13,9 +13,9 @@ from torch import Tensor
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.rank.process_group import process_group
-from samestep.rank.step import explain_ddp_error
+from samestep.rank.step import explain_ddp_error, explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 
@@ -36,6 +36,11 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     if precision == "full":
         return Numerics()
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})  # it casts float64 inputs to float32
+
+
+def explain(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about parameters without a gradient, or of several dtypes; None for other errors."""
+    return explain_ddp_error(error, job) or explain_dtypes(error, job)
 
 
 def train(
@@ -104,5 +109,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("lightning",), no_threads=message("lightning_has_one_rank_a_process")),
     numerics=numerics,
-    checks=Checks(explain=explain_ddp_error),
+    checks=Checks(explain=explain),
 )

@@ -25,6 +25,7 @@ from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import process_group
+from samestep.rank.step import explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 
@@ -58,8 +59,10 @@ def units(model: nn.Module, *, wrap: str = "auto", precision: str = "full", **se
 
 
 def explain(error: BaseException, job: Job) -> Message | None:
-    """Returns a message about FSDP's hooks in what torch.compile must take whole; None for other errors."""
-    return message("fsdp_hooks_in_a_full_graph") if "_fully_shard" in str(error) else None
+    """Returns a message about FSDP's hooks in what torch.compile must take whole, or about parameters of several
+    dtypes; None for other errors."""
+    dtypes = explain_dtypes(error, job)
+    return dtypes or (message("fsdp_hooks_in_a_full_graph") if "_fully_shard" in str(error) else None)
 
 
 def train(

@@ -13,7 +13,7 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.process_group import process_group
-from samestep.rank.step import explain_ddp_error
+from samestep.rank.step import explain_ddp_error, explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 
@@ -38,10 +38,10 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
 
 
 def explain(error: BaseException, job: Job) -> Message | None:
-    """Returns a message about parameters without a gradient; None for other errors."""
+    """Returns a message about parameters without a gradient, or of several dtypes; None for other errors."""
     if "not used in producing the loss" in str(error):  # the Trainer's words for DDP's error
         return message("some_parameters_have_no_gradient")
-    return explain_ddp_error(error, job)
+    return explain_ddp_error(error, job) or explain_dtypes(error, job)
 
 
 def train(

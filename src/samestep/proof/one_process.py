@@ -75,6 +75,13 @@ def _bounds(ranks: Expectation, single: Expectation) -> dict[str, float]:
     }
 
 
+def one_process(ranks: Expectation, single: Expectation, play: PlayHeld, job: JobFacts) -> OneProcess:
+    """Says whether N replicas train as one process, and why not. ranks, single: N replicas and plain training. play: as
+    of not_one_process."""
+    same, worst = same_as_one(ranks, single)
+    return OneProcess("yes", worst) if same else not_one_process(worst, play, job)
+
+
 def not_one_process(worst: float, play: PlayHeld, job: JobFacts) -> OneProcess:
     """Says why N replicas do not train as one process, whose parameters or buffers differ by `worst`.
 

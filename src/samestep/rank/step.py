@@ -410,6 +410,14 @@ def explain_ddp_error(error: BaseException, job: Job) -> Message | None:
     )
 
 
+def explain_dtypes(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about parameters of several dtypes that FSDP was to shard together; None for other errors."""
+    if "uniform original parameter dtype" not in str(error):
+        return None
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in job.model().parameters()}
+    return message("fsdp_shards_one_dtype_together", dtypes=sorted(dtypes))
+
+
 def is_unused_error(error: BaseException) -> bool:
     """Returns whether DistributedDataParallel raised `error` because parameters had no gradient."""
     return "finished reduction in the prior iteration" in str(error)

@@ -229,9 +229,9 @@ class FaultyTraining(ReplicatedTraining):
         rows = forward.rows[replica]
         if not rows:
             return 1.0
-        of_replica = sum(self._weight(other, other.rows[replica]) for other in forwards)
+        of_replica = sum(other.weights[replica] for other in forwards)
         all_rows = sum(len(rows) for other in forwards for rows in other.rows)
-        weighs, replicas = self._weight(forward, rows), self.layout.replicas
+        weighs, replicas = forward.weights[replica], self.layout.replicas
         return self.now.weighs(
             Part(weighs, of_replica, forward.total, len(rows), all_rows, replicas, micro_batches=len(forwards))
         )
@@ -243,7 +243,7 @@ class FaultyTraining(ReplicatedTraining):
 
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         rows = forward.rows[replica]
-        data, weighs = self._data(forward, rows), self._weight(forward, rows)
+        data, weighs = self._data(forward, rows), forward.weights[replica]
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         return MicroBatchRecord(
             forward.epoch, forward.step, forward.micro, indices=rows, weight=weighs, digests=[], loss=loss

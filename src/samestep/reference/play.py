@@ -120,9 +120,9 @@ def play(
 class Forward:
     """What the replicas' forward passes of one micro-batch share.
 
-    rows: each replica's. total: what all rows of the step weigh. together: all of these rows, where collate draws and
-    each row keeps what it drew. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
-    all_rows: the loss, where the criterion sees all replicas' rows at once.
+    rows: each replica's. weights: what these weigh. total: what all rows of the step weigh. together: all of these
+    rows, where collate draws and each row keeps what it drew. outputs: each replica's, where one forward pass serves
+    all of them (SyncBatchNorm). all_rows: the loss, where the criterion sees all replicas' rows at once.
     """
 
     phase: PlayedPhase
@@ -130,7 +130,8 @@ class Forward:
     step: int
     micro: int
     rows: list[list[int]]
-    total: float
+    weights: list[float] = field(default_factory=list)
+    total: float = 0.0
     together: StepRows | None = None
     outputs: list[Any] = field(default_factory=list)
     all_rows: AllRows | None = None
@@ -240,8 +241,10 @@ class ReplicatedTraining:
         if isinstance(self.neutral, Neutral) and self.neutral.holds_collate:
             rows = [row for (of_one,) in step_rows(self.job, Layout(1), scheduled_step) for row in of_one]
             together = StepRows(self.job, rows, self.epoch, self.device)
-        forwards = [Forward(phase, self.epoch, step, micro, rows, 0.0, together) for micro, rows in enumerate(plan)]
-        total = sum(self._weight(forward, rows) for forward in forwards for rows in forward.rows)
+        forwards = [Forward(phase, self.epoch, step, micro, rows, together=together) for micro, rows in enumerate(plan)]
+        for forward in forwards:
+            forward.weights = [self._weight(forward, rows) for rows in forward.rows]
+        total = sum(weighs for forward in forwards for weighs in forward.weights)
         for forward in forwards:
             forward.total = total
         return forwards
@@ -291,7 +294,7 @@ class ReplicatedTraining:
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatchRecord:
         """Adds the gradient of one replica's part of a micro-batch; nothing happens where it has no rows."""
         rows = forward.rows[replica]
-        data, weighs = self._data(forward, rows), self._weight(forward, rows)
+        data, weighs = self._data(forward, rows), forward.weights[replica]
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
         return MicroBatchRecord(
@@ -373,7 +376,7 @@ class ReplicatedTraining:
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
-        weighs, phase = self._weight(forward, rows), forward.phase.number
+        weighs, phase = forward.weights[replica], forward.phase.number
         micro_batch = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         state = self.carried.of(replica, forward.micro)
         return Batch(self.noise.perturbed(data) if self.noise else data, micro_batch, state=state)

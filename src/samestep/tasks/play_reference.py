@@ -16,7 +16,7 @@ from torch import Tensor
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
-from samestep.job import ByLength, Job, Lanes
+from samestep.job import Job
 from samestep.message import message
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
@@ -25,7 +25,6 @@ from samestep.records.plan import (
     OWN_DTYPE,
     ContinuedLayout,
     LayoutPlan,
-    LifeOptions,
     ProveTask,
     ReferencePlan,
     Subset,
@@ -43,10 +42,10 @@ from samestep.records.record import (
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, extreme_rows, life_steps, proof_job, steps_of
+from samestep.tasks.reference_records import ModelFacts, training_record
 from samestep.tasks.reference_tensors import (
     State,
     Written,
-    distances,
     from_plain,
     moved_from,
     write_start,
@@ -60,14 +59,6 @@ HARDLY_MOVES = 1e-5  # the gradient's norm times the rate: rounding would hide w
 MOVES = 1e-3  # the same, at the rate that is then taken
 EVERY_S = 0.5  # between two files of the progress
 ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """The untrained model. digest: of its weights. parameters: their names."""
-
-    digest: str
-    parameters: list[str]
 
 
 @dataclass(frozen=True)
@@ -156,8 +147,13 @@ class ReferencePlayer:
             if self.row_dimensions is None:
                 self.row_dimensions = reference.row_dimensions(small, self.world.device)
             neutral = reference.Neutral(row_dimensions=self.row_dimensions)
-        neutral.holds_collate = reference.collate_draws(small, small.train)
+        neutral.holds_collate = self._collate_draws
         return neutral
+
+    @cached_property
+    def _collate_draws(self) -> bool:
+        """Whether the job's collate draws random numbers."""
+        return reference.collate_draws(self.job, self.job.train)
 
     def _task(self, name: str, dtype: str, subset: Subset | None = None) -> ProveTask:
         """Returns a training of the proof, at the rate that is taken so far. subset: None: the plan's."""
@@ -274,7 +270,7 @@ class ReferencePlayer:
         if name == "gradient" and training.dtype != OWN_DTYPE and not planned.subset:
             check_repeats(base, self._play(training, planned), self.world.device)
         facts, start = self._facts(small, training.dtype)
-        plain = replace(_record(base, small, training, facts), moved=moved_from(start, base.state))
+        plain = replace(training_record(base, small, training, facts), moved=moved_from(start, base.state))
         if plain.life:
             plain = replace(plain, life=self._with_own_losses(plain.life, training, planned))
         if planned.compared:
@@ -334,7 +330,7 @@ class ReferencePlayer:
 
         def with_noise(seed: int) -> ReferenceTrainingRecord:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
-            return _record(self._play(training, planned, noise, base.life), job, training, facts, base)
+            return training_record(self._play(training, planned, noise, base.life), job, training, facts, base)
 
         try:
             noisy = [with_noise(seed) for seed in seeds]
@@ -445,51 +441,6 @@ def interruption_of_layout(small: Job, training: ProveTask, planned: LayoutPlan,
         return None
     only_at_end = small.carry_state and planned.then.replicas != planned.replicas
     return interruption(small.seed, training.training, steps, reference.per_epoch(small), only_at_end=only_at_end)
-
-
-def _record(
-    result: reference.TrainingResult,
-    job: Job,
-    training: ProveTask,
-    facts: ModelFacts,
-    base: reference.TrainingResult | None = None,
-) -> ReferenceTrainingRecord:
-    """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
-    steps = steps_of(training, job, reference.per_epoch(job))
-    return ReferenceTrainingRecord(
-        micro_batches=result.micro_batches,
-        later=result.later,
-        rates=result.rates,
-        norms=result.norms,
-        draws=result.draws,
-        start_digest=facts.digest,
-        parameters=facts.parameters,
-        length=len(job.train),
-        clip_norm=job.clip_norm,
-        each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
-        phases=max(1, len(job.phases)),
-        schedule=list(steps),
-        evaluation=result.evaluation,
-        distances=distances(base.state, result.state) if base else {},
-        life=_life(result.life, base.life if base else None) if result.life else None,
-    )
-
-
-def _life(life: reference.Life, base: reference.Life | None) -> ReferenceLifeRecord:
-    """Returns the record of a run's life. base: of one with noise, the run as it is."""
-    tensors = life.tensors()
-    return ReferenceLifeRecord(
-        every=life.every,
-        stop=life.stop,
-        steps=life.steps,
-        at_step=life.at_step,
-        evaluations=life.evaluations,
-        before=life.before,
-        best_at=life.best_at,
-        options=LifeOptions(life.best, life.best_after, predictions=bool(life.outputs)),
-        parameters=life.parameters,
-        distances={kind: distances(state, tensors[kind]) for kind, state in base.tensors().items()} if base else {},
-    )
 
 
 class Exploded(RuntimeError):

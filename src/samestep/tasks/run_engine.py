@@ -40,21 +40,13 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
             run.release()
             raise (out_of_memory(job, run.micro_batch, world) if run.micro_batch else no_model(job, world)) from None
-        explanation = engine.checks.explain(error, job) or _explain_dtypes(error, job)
+        explanation = engine.checks.explain(error, job)
         if explanation is None:
             raise
         raise Refused(_said(explanation)) from error
     except Refused as error:
         error.message = _said(error.message)
         raise
-
-
-def _explain_dtypes(error: BaseException, job: Job) -> Message | None:
-    """Returns a message about parameters of several dtypes that FSDP was to shard together; None for other errors."""
-    if "uniform original parameter dtype" not in str(error):
-        return None
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in job.model().parameters()}
-    return message("fsdp_shards_one_dtype_together", dtypes=sorted(dtypes))
 
 
 def _said(why: str | Message) -> Message:

@@ -127,7 +127,7 @@ MISTAKES = (
         "gradients not cleared at a third of the steps",
         {engine: (CLEARED, CLEARED_SOMETIMES) for engine in ("fsdp", "zero", "amp")},
         ("loss",),
-        "",
+        "gradients_not_cleared",
     ),
 )
 
