@@ -45,6 +45,7 @@ from samestep.records.plan import OWN_DTYPE, Interrupted, LayoutPlan, Plan, Refe
 from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.connections import connect
+from samestep.world.mesh import parse_mesh
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -245,9 +246,9 @@ def _horovod_server(size: int) -> dict[str, str]:
     return {f"HOROVOD_{key}": str(value) for key, value in every.items()}
 
 
-def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> EngineFacts:
+def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None, mesh: str = "") -> EngineFacts:
     """Inspects an engine on `size` ranks."""
-    return _facts(engine, size, tuple((settings or {}).items()))
+    return _facts(engine, size, tuple((settings or {}).items()), mesh)
 
 
 def skip_unless_here(engine: str, size: int = 2) -> None:
@@ -259,10 +260,10 @@ def skip_unless_here(engine: str, size: int = 2) -> None:
 
 
 @cache
-def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> EngineFacts:
+def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...], mesh: str) -> EngineFacts:
     from samestep.tasks.inspect.engines import inspect_engines
 
-    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
+    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [], parse_mesh(mesh))
     return next(facts for facts in every if facts.name == engine)
 
 
@@ -299,8 +300,9 @@ def proof_plan(
     own: Expectation | None = None,
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
-    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas, in_own_dtype=own)
-    return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked)
+    facts = facts or engine_facts(engine, replicas)
+    asked = trainings(facts, expectation, 8, replicas, in_own_dtype=own)
+    return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked, mesh=facts.mesh)
 
 
 def prove(
@@ -312,9 +314,10 @@ def prove(
     engine_settings: Mapping[str, str] | None = None,
     *,
     complete: bool = False,
+    mesh: str = "",
 ) -> Verdict:
     """The verdict on `engine` over all of `ranks`. complete: with later epochs and the job's own dtype, as `verify`."""
-    facts = engine_facts(engine, ranks.size, engine_settings)
+    facts = engine_facts(engine, ranks.size, engine_settings, mesh)
     if complete:
         asked = (loop_layout(facts), numerics_layout(facts), own_dtype_layout(facts))
         plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))

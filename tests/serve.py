@@ -25,6 +25,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 # For the servers; the ranks import samestep from the folder that a request names.
@@ -221,7 +222,8 @@ def serve(plans: str) -> None:
                 elif isinstance(plan, ReferencePlan):
                     record = run_reference(plan, RankRecord(*about))
                 else:
-                    record = RankRecord(*about, trainings=work(plan, world)[0])
+                    arranged = replace(world, mesh=plan.mesh)
+                    record = RankRecord(world.rank, arranged, *about[2:], trainings=work(plan, arranged)[0])
                 write(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
                 write(folder / f"error-rank{world.rank}.json", rank_error(error, plan, world.rank))

@@ -101,6 +101,8 @@ class Checks:
     about an error of its library that the user can fix, or None. says_lost(error): whether an error of its library only
     means that another rank has ended. cannot_skip: why --on-nan skip cannot leave out a step of it; '': it can.
     cannot_spot_check: why its steps are not replayed by --spot-check; '': they are.
+    divides(job, world, **settings): how the ranks of a replica divide the job's model, for the user to read; raises
+    UserError where they cannot. It is called before any rank starts.
     """
 
     settings: Callable[..., None] | None = None
@@ -109,6 +111,7 @@ class Checks:
     says_lost: Callable[[BaseException], bool] = field(default=lambda error: False)
     cannot_skip: str | Message = ""
     cannot_spot_check: str | Message = message("engine_was_not_tried_with_spot_checks")  # noqa: RUF009 - frozen
+    divides: Callable[..., Message] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Engine:
     with their types and defaults, as --set-engine sets them. layout(world, **settings): its Layout.
     numerics(**settings): its Numerics. close(): called by each rank after its last training. fragments(model, world):
     the samestep.rank.checkpoint_state.Fragment of its optimizer's flat parameters, where it has those instead of the
-    model's; model: what the engine gives to run.loss.
+    model's; model: what the engine gives to run.loss. axes: of a world.mesh.Mesh, along which its ranks can be
+    arranged; without --mesh they all are along the first.
     """
 
     purpose: str
@@ -131,6 +135,7 @@ class Engine:
     checks: Checks = Checks()
     close: Callable[[], None] | None = None
     fragments: Callable[[Any, World], list[Any]] | None = None
+    axes: tuple[str, ...] = ("data",)
 
 
 def names() -> list[str]:

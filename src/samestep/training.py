@@ -77,7 +77,7 @@ class Run:
         played: tuple[int, ...] = (),
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
-        self.schedule = replace(schedule_of(job, world.size), played=played)
+        self.schedule = replace(schedule_of(job, world.replicas), played=played)
         self.count = StepCount()
         self.meter = Meter(world.rank, world.device)
         self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None
@@ -207,8 +207,8 @@ class Run:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss of the batch's phase over its rows, times its share. Returns a scalar.
 
-        The share makes the average over the ranks exact where they have different numbers of rows. Before the forward
-        pass each device's random generator is seeded for this (step, micro-batch, replica).
+        The share makes the average over the replicas exact where they have different numbers of rows. Before the
+        forward pass each device's random generator is seeded for this (step, micro-batch, replica).
         With Job(gather_outputs=True) it is the loss over all ranks' rows, times the number of ranks. With
         Job(carry_state=True) the batch gets its rows' state here, since libraries ask for batches in advance.
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
@@ -239,9 +239,9 @@ class Run:
             raise
         output = self._forward.carried.store(output, batch) if self._forward.carried else output
         share = micro_batch.share
-        if self.job.gather_outputs and self.world.size > 1:
+        if self.job.gather_outputs and self.world.replicas > 1:
             loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
-            share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
+            share = float(self.world.replicas)  # the ranks' gradients, averaged, are then their sum
         else:
             loss = job.criterion(output, batch)
         if loss.dim() != 0:

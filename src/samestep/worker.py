@@ -129,7 +129,7 @@ def run_rank(
     torch.set_num_threads(1)
     code = 0
     try:
-        world = World.from_env(os.environ)
+        world = replace(World.from_env(os.environ), mesh=plan.mesh if isinstance(plan, Plan) else None)
         os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries read only torchrun's names
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))

@@ -23,6 +23,7 @@ from ranks import ELSEWHERE, KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
+from samestep.tasks.inspect.engines import dividing_engines
 from samestep.tasks.inspect.job import inspect_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -67,6 +68,8 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp find_unused": ("ddp", {"find_unused": "true"}),
     "ddp compress=fp16": ("ddp", {"compress": "fp16"}),
     "ddp compress=powersgd": ("ddp", {"compress": "powersgd"}),
+    "tensor": ("tensor", {}),
+    "tensor, two replicas": ("tensor", {}),
     "zero": ("zero", {}),
     "fsdp": ("fsdp", {}),
     "fsdp wrap=root": ("fsdp", {"wrap": "root"}),
@@ -92,11 +95,13 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
     "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
 }
+# Of an engine whose ranks divide the model: the number of ranks -> how they are arranged.
+MESHES = {"tensor": {2: "tensor=2"}, "tensor, two replicas": {4: "data=2,tensor=2"}}
 # Of several ranks with a process group, and as exact as the job: what each of the other tables is a product with.
 EXACT = [
     name
     for name, (engine, given) in ENGINES.items()
-    if not given and engine not in (*ELSEWHERE, "single", "split", "amp")
+    if not given and engine not in (*ELSEWHERE, "single", "split", "amp", "tensor")
 ]
 BITWISE = "bitwise at"
 COLUMNS = (*BEHAVIOURS, BITWISE)
@@ -112,17 +117,30 @@ class Bench(ExitStack):
         self.reference_rank = self.enter_context(Ranks(1))
         self.ranks = self.enter_context(KeptRanks())
 
-    def prove(self, engine: str, given: Mapping[str, str], settings: Mapping[str, str], size: int) -> Verdict:
-        facts = engine_facts(engine, size, given)
-        if why := refusal(facts, _inspected(tuple(settings.items()), size)):
+    def prove(
+        self, engine: str, given: Mapping[str, str], settings: Mapping[str, str], size: int, mesh: str = ""
+    ) -> Verdict:
+        facts = engine_facts(engine, size, given, mesh)
+        if why := refusal(facts, _inspected(tuple(settings.items()), size, engine if facts.mesh else "", mesh)):
             return Verdict("refused", reason=why)
+        if (
+            mesh
+        ):  # in a process of their own: DTensor keeps the groups of a mesh, which kept ranks destroy after a proof
+            with Ranks(size, threads=True) as ranks:
+                return prove(
+                    self.reference_rank, ranks, DRAWN, engine, settings, given, complete=self.complete, mesh=mesh
+                )
         of_size = self.ranks.of(size, engine, given)
         return prove(self.reference_rank, of_size, DRAWN, engine, settings, given, complete=self.complete)
 
 
 @lru_cache
-def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> JobFacts:
-    return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
+def _inspected(settings: tuple[tuple[str, str], ...], size: int, dividing: str = "", mesh: str = "") -> JobFacts:
+    """dividing: the engine whose ranks divide the model."""
+    row = engine_facts(dividing, size, mesh=mesh) if dividing else None
+    fewer = [row.replicas] if row else []
+    divides = dividing_engines([row], [dividing], "cpu") if row else {}
+    return inspect_job(DRAWN, dict(settings), size, 8, "cpu", fewer=fewer, dividing=divides)
 
 
 def measure(bench: Bench, name: str, behaviours: Sequence[str] = (*BEHAVIOURS,)) -> dict[str, str]:
@@ -132,9 +150,9 @@ def measure(bench: Bench, name: str, behaviours: Sequence[str] = (*BEHAVIOURS,))
     row, same = {}, defaultdict(list)
     for behaviour in behaviours:
         (settings, sizes), cells = BEHAVIOURS[behaviour], []
-        for size in (1,) if engine in ("single", "split") else sizes:
+        for size in (1,) if engine in ("single", "split") else MESHES.get(name, {}) or sizes:
             try:
-                verdict = bench.prove(engine, given, settings, size)
+                verdict = bench.prove(engine, given, settings, size, MESHES.get(name, {}).get(size, ""))
                 cells.append(_cell(verdict))
                 if verdict.verdict == "same":
                     same[size].append(verdict.bitwise)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.table import BEHAVIOURS, BITWISE, COLUMNS, ENGINES, STRENGTH, Bench, documented, measure
+from conformance.table import BEHAVIOURS, BITWISE, COLUMNS, ENGINES, MESHES, STRENGTH, Bench, documented, measure
 from lane_marks import CHECK, shared_out
 from ranks import ELSEWHERE, engine_facts
 
 # All behaviours of each engine, and every fifth one of what differs from an engine by a setting.
-PLAIN = [name for name, (_, given) in ENGINES.items() if not given]
+PLAIN = [name for name, (_, given) in ENGINES.items() if not given and name not in MESHES]
 CELLS = [pytest.param(name, [*BEHAVIOURS], marks=CHECK, id=name) for name in PLAIN]
 CELLS += shared_out([name for name in ENGINES if name not in PLAIN], [*BEHAVIOURS], of=8)
 

@@ -356,3 +356,60 @@ def mistaken() -> Job:
 def loosely_clipped() -> Job:
     """A job whose gradients never reach its limit."""
     return replace(tied(), clip_norm=1000.0)
+
+
+class Attention(nn.Module):
+    """Attention whose code takes the number of heads from its tensors, and a gated feed-forward network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.query, self.key, self.value, self.project = (nn.Linear(16, 16) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        read = self.norm1(x)
+        heads = (layer(read).view(rows, length, -1, 4).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(rows, length, -1)
+        x = x + self.drop(self.project(attended))
+        read = self.norm2(x)
+        return x + self.drop(self.down(F.silu(self.gate(read)) * self.up(read)))  # type: ignore[no-any-return]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(11, 16), nn.ModuleList(Attention() for _ in range(2))
+        self.output = nn.Linear(16, 11, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.output(x)  # type: ignore[no-any-return]
+
+
+def heads(rows: int = 45, global_batch: int = 10) -> Job:
+    """Layers that tensor parallel ranks split, beside whole ones: tied weights, norms, dropout; AdamW with groups,
+    micro-batches, and a clipping that acts at every step."""
+    tokens = torch.randint(11, (rows + 13, 6), generator=_random(14))
+
+    def model() -> nn.Module:
+        torch.manual_seed(15)
+        return Heads()
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}, _decayed_and_not),
+        scheduler=LRSchedule(_decay, every="step"),
+        clip_norm=0.05,
+        train=TensorDataset(tokens[13:, :-1], tokens[13:, 1:]),
+        evaluation=TensorDataset(tokens[:13, :-1], tokens[:13, 1:]),
+        global_batch=global_batch,
+        micro_batch=3,
+        epochs=2,
+    )

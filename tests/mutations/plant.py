@@ -91,7 +91,7 @@ def plant(
     jobs: these, instead of the fault's own. threads: the ranks are threads.
     """
     size = references.size
-    facts = engine_facts(fault.engine, size, fault.settings)
+    facts = engine_facts(fault.engine, size, fault.settings, fault.mesh)
     with ExitStack() as stack:
         source = patched(fault, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         ranks = stack.enter_context(Ranks(size, source, engine=fault.engine, threads=threads))

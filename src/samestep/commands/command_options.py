@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from samestep.commands.machine_options import MachineOptions, Threads
+from samestep.commands.machine_options import MachineOptions, MeshOption, Threads
 from samestep.commands.options import Names, Options, Typed, names, pairs
 from samestep.commands.setup import Resume, Setup, second_size_refused
 from samestep.commands.training_options import ScoreOptions, TrainOptions
@@ -20,6 +20,7 @@ from samestep.launch import THREADS
 from samestep.message import message
 from samestep.records.collectives import BACKENDS, COLLECTIVES, DTYPES, find
 from samestep.records.inspection import Values
+from samestep.world.mesh import Mesh, parse_mesh
 
 PROCESSES, NONE = "processes", "none"
 Target = str | Path | Callable[..., Any]
@@ -120,7 +121,8 @@ class LaunchOptions(Options):
 
 @dataclass(frozen=True)
 class ProofOptions(LaunchOptions):
-    """The options of every proof. engines: empty: all of them. steps: of each training of the proof."""
+    """The options of every proof. engines: empty: all of them. steps: of each training of the proof. mesh: how the
+    ranks are arranged."""
 
     job: Job = "digits"
     engines: Engines = ()
@@ -128,6 +130,7 @@ class ProofOptions(LaunchOptions):
     settings: Set = None
     engine_settings: SetEngine = None
     launchers: Launchers = ()
+    mesh: MeshOption = ""
     steps: Annotated[
         int | None,
         Option(help="Optimizer steps of each training of the proof; by default 8, or 4 if a step takes long.", min=4),
@@ -138,7 +141,7 @@ class ProofOptions(LaunchOptions):
         engines, launchers = names(self.engines, "--engines"), names(self.launchers, "--launchers")
         engines = () if "all" in engines else engines
         setup = self._setup(job, engines, self.settings, self.engine_settings, launchers)
-        return replace(setup, steps=self.steps, proves=True)
+        return replace(setup, steps=self.steps, proves=True, mesh=parse_mesh(self.mesh))
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,9 @@ class RunOptions(TrainOptions, EngineOptions, LaunchOptions):
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it. Raises UserError for several engines or launchers."""
-        return self._setup(job, self.one_engine(), self.settings, self.engine_settings, one_launcher(self.launcher))
+        launcher = one_launcher(self.launcher)
+        setup = self._setup(job, self.one_engine(), self.settings, self.engine_settings, launcher)
+        return replace(setup, mesh=parse_mesh(self.mesh))
 
 
 @dataclass(frozen=True)
@@ -275,12 +280,14 @@ class SlurmOptions(TrainOptions, EngineOptions):
 
     def setup(self, job: str) -> Setup:
         """Returns the setup of the training that the batch script starts."""
+        mesh = parse_mesh(self.mesh)
         return Setup(
             job=job,
             settings=texts(self.settings),
             engines=self.one_engine(),
             engine_settings=texts(self.engine_settings),
-            nproc=self.nproc or self.gpus_per_node or 2,
+            nproc=self.nproc or self.gpus_per_node or (mesh.size // self.nodes if mesh else 2) or 1,
+            mesh=mesh,
             out=Path(self.out) if self.out else None,
             machines=MachineOptions(nnodes=self.nodes, threads=self.threads),
         )
@@ -309,10 +316,16 @@ class EvaluateOptions(ScoreOptions, LaunchOptions):
     _: KW_ONLY
     settings: Set = None
     launcher: Launcher = ""
+    mesh: MeshOption = ""
 
     def setup(self, job: str) -> Setup:
-        """Returns the setup. job: as workers load it."""
-        return self._setup(job, (DEFAULT,), self.settings, None, one_launcher(self.launcher))
+        """Returns the setup. job: as workers load it. Of the mesh only the number of ranks counts: each rank evaluates
+        rows of its own with the whole model."""
+        mesh = parse_mesh(self.mesh)
+        if mesh and self.nproc:
+            mesh.check_ranks(self.nproc, self.machines.max_nnodes or 1)
+        setup = self._setup(job, (DEFAULT,), self.settings, None, one_launcher(self.launcher))
+        return replace(setup, mesh=Mesh(data=mesh.size) if mesh else None)
 
 
 def one_launcher(given: str) -> tuple[str, ...]:

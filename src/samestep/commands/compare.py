@@ -16,7 +16,7 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.command_options import ProofOptions
-from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, with_second
+from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, say_divisions, with_second
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, refuse_large_second_size, room_in
@@ -97,6 +97,7 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     rendezvous_address.check_port(inspected.machines)
     rows = rows_of(inspected, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
+    say_divisions(inspected, planned)
     if planned and not Record(folder / "reference").complete(1):
         check_needs(need_of(inspected, planned), room_in(folder), inspected.inspection.devices[0])
         refuse_large_second_size(inspected, planned, room_in(folder))
@@ -217,7 +218,7 @@ def _launch(
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
     machines = setup.machines
     threads = (machines.planned_threads, inspected.nproc, machines.threads or 1)
-    plan = Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads)
+    plan = Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads, mesh=row.facts.mesh)
     try:
         if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
@@ -345,6 +346,7 @@ def _interrupted(
         out=f"{plan.out}-continued",
         engine=continuation.name,
         engine_settings=continuation.settings,
+        mesh=continuation.mesh,
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
     continued = _start(inspected, folder, row.continued_by_launcher, continuation, plan=second, show_phase=show_phase)

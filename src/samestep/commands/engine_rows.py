@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from samestep import engine, launch
 from samestep.commands.inspected_setup import InspectedSetup
-from samestep.errors import UserError, nearest_name
+from samestep.errors import UserError, nearest_name, say
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
 from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout
@@ -136,6 +136,8 @@ def why_not_continued_by(first: EngineFacts, continuation: EngineFacts) -> Messa
         lossy = first if first.numerics.lossy else continuation
         return message("lossy_engine_continues_alone", engine=lossy.name)
     shapes = [(facts.processes, facts.replicas) for facts in (first, continuation)]
+    if (first.mesh or continuation.mesh) and first.mesh != continuation.mesh:
+        return message("divided_replicas_continue_alone")
     if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
         return message("replicas_of_one_process_continue_alone")
     return None
@@ -189,6 +191,8 @@ def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ())
     """Returns why an engine cannot train an inspected job, or None. alternatives: the engines that can."""
     layout, engine = facts.layout, facts.name
     assert layout is not None
+    if why := _undivided(facts, job):
+        return why
     if layout.every_gradient and job.unused:
         setting = "--set-engine find_unused=true" if "find_unused" in facts.settings else None
         return message("engine_needs_every_gradient", engine=engine, parameters=job.unused, setting=setting)
@@ -211,6 +215,17 @@ def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ())
         if facts.devices[0] == "cpu":
             return message("sync_batchnorm_needs_gpus")
     return job.refused[layout.replicas]
+
+
+def _undivided(facts: EngineFacts, job: JobFacts) -> Message | None:
+    """Returns why an engine's ranks cannot be arranged as they are asked to be, or cannot divide the model so; or
+    None."""
+    sizes = facts.mesh.sizes if facts.mesh else {}
+    if unfit := [axis for axis in sizes if axis not in facts.axes]:
+        return message("engine_does_not_take_axis", engine=facts.name, axis=unfit[0], axes=facts.axes)
+    if job.gather_outputs and 1 < facts.replicas < facts.processes:
+        return message("outputs_of_divided_replicas_not_gathered", engine=facts.name)
+    return job.undivided.get(facts.name)
 
 
 def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
@@ -236,6 +251,12 @@ def layouts_of(row: Row, *, quick: bool) -> tuple[LayoutPlan, LayoutPlan | None,
     return loop, numerics, None if row.continued_by else own_dtype_layout(row.facts)
 
 
+def say_divisions(inspected: InspectedSetup, rows: Sequence[Row]) -> None:
+    """Says how the ranks of a replica divide the model, once for each engine that does."""
+    for name in dict.fromkeys(row.engine for row in rows if row.engine in inspected.job.divided):
+        say(inspected.job.divided[name])
+
+
 def result_of(row: Row) -> EngineResult:
     """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
@@ -250,6 +271,7 @@ def result_of(row: Row) -> EngineResult:
         install=facts.install if absent else None,
         continued_by=ContinuedBy(then.name, then.replicas) if then else None,
         second=_second_proof(row.second) if row.second and row.second.verdict else None,
+        mesh=str(facts.mesh or ""),
     ).with_verdict(row.verdict)
 
 

@@ -10,8 +10,8 @@ from typer.core import TyperCommand
 FLAGS = ["--help", "--help-all"]  # the first explains the common options, the second every one
 GROUPS = {
     "Training": "--init --evaluate-every --evaluate-steps --best --patience --on-nan --keep",
-    "Machines": "--nnodes --node-rank --master-addr --port --hosts --interface --max-restarts --timeout --threads "
-    "--to --image --claim --gpus-per-node --sbatch",
+    "Machines": "--mesh --nnodes --node-rank --master-addr --port --hosts --interface --max-restarts --timeout "
+    "--threads --to --image --claim --gpus-per-node --sbatch",
     "Results": "--log --export --predictions",
     "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --spot-check "
     "--resume-changed-data --resume-nproc --resume-engine --profile --quick --explain --rounds "

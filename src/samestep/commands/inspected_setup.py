@@ -53,6 +53,11 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
     nproc = setup.nproc
     if nproc is None and machines.single_launch:
         nproc = allocated_ranks(os.environ)
+    if setup.mesh and rank:
+        setup.mesh.check_ranks(rank.size)
+    elif setup.mesh:
+        nproc = nproc or max(1, setup.mesh.size // machines.nnodes)
+        setup.mesh.check_ranks(nproc, machines.nnodes)
     question = Question(
         job=setup.job,
         settings=setup.settings,
@@ -63,8 +68,9 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
         steps=setup.steps,
         engines=setup.engines,
         engine_settings=setup.engine_settings,
-        also=0 if machines.nnodes > 1 else setup.also,
+        also=0 if machines.nnodes > 1 or setup.mesh else setup.also,
         proves=setup.proves,
+        mesh=setup.mesh,
     )
     if setup.resume and setup.engines and setup.resume.engine:
         question = replace(question, engines=(*setup.engines, setup.resume.engine))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,6 +22,11 @@ Threads = Annotated[
         min=1,
         max=MOST_THREADS,
     ),
+]
+MeshOption = Annotated[
+    str | Mapping[str, int],
+    Typed(str, "", words="axes and their sizes, as in 'data=2,tensor=2'"),
+    Option("--mesh", metavar="AXIS=SIZE,…", help="How the ranks are arranged, as in data=2,tensor=2."),
 ]
 
 

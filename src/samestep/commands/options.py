@@ -144,6 +144,8 @@ def arguments(options: Options, kind: type[Options], without: Collection[str] = 
         elif typed and typed.kind == list[str]:  # a flag that is repeated
             pairs = [f"{key}={text}" for key, text in value.items()] if isinstance(value, Mapping) else value
             words += [word for text_of_pair in pairs for word in (flag, text_of_pair)]
+        elif isinstance(value, Mapping):
+            words += [flag, ",".join(f"{key}={text}" for key, text in value.items())]
         else:
             words += [flag, ",".join(value) if isinstance(value, list | tuple) else str(value)]
     return words

@@ -149,6 +149,7 @@ def launch_request(inspected: InspectedSetup, training: RunTask | EvaluateTask |
         training=f"continued {setup.resume}" if setup.resume else options_of(training),
         samestep=f"{__version__} {package_digest()}",
         torch=inspected.inspection.machine.torch,
+        mesh=str(setup.mesh or ""),
     )
 
 

@@ -35,13 +35,13 @@ LOCK = ".lock"
 # The fields of a ResultsIdentity that may differ when `run` continues a training: a checkpoint fits every engine and
 # every number of ranks.
 FREE = (
-    *("engines", "engine_settings", "launchers", "device", "nproc", "nnodes", "threads"),
+    *("engines", "engine_settings", "launchers", "device", "nproc", "nnodes", "threads", "mesh"),
     *("samestep", "torch", "package"),
 )
 # The fields of a Setup that are not copied into the ResultsIdentity:
 NOT_COPIED = {
     *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
-    *("nproc", "steps", "resume", "also", "machines"),  # the inspected setup's own values of these are recorded
+    *("nproc", "steps", "resume", "also", "machines", "mesh"),  # the inspected setup's own values of these are recorded
     "proves",  # the command says so
 }
 BEFORE_A_LAUNCH = {LOCK, STUDY, COMMAND}  # what the folder holds before anything is started
@@ -82,6 +82,7 @@ def results_folder(
         training=training,
         resume=str(setup.resume) if setup.resume else "",
         also=inspected.job.second.ranks if inspected.job.second else 0,
+        mesh=str(setup.mesh or ""),
         **{field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in NOT_COPIED},
     )
     record = replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.command_options import EvaluateOptions, RunOptions
-from samestep.commands.engine_rows import Row, rows_of
+from samestep.commands.engine_rows import Row, rows_of, say_divisions
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.other_machines import digest_of, launch_request, options_of
@@ -115,7 +115,7 @@ def _launch(
             return finished if first and not dry_run else None
     folder = launch_folder(out, inspected, rank, dry_run=dry_run)
     row, to_start, plan = prepare(inspected, training, folder, rank)
-    if inspected.setup.nproc and row.facts.replicas < inspected.size and (rank is None or rank.rank == 0):
+    if inspected.setup.nproc and row.facts.processes == 1 < inspected.size and (rank is None or rank.rank == 0):
         say(message("engine_trains_on_one_rank", engine=row.engine, nproc=inspected.setup.nproc))
     if dry_run:
         print(f"{_line_that_writes(folder / PLAN, plan)} && {shell_line(to_start)}")
@@ -142,6 +142,7 @@ def _supervised(
     """Runs a launch, and shows its progress. Raises UserError where its folder takes no files at its end."""
     first = rank is None or rank.rank == 0
     if command == "run" and first:
+        say_divisions(inspected, [row])
         _say_batch_size(inspected, row)
     samples = command == "run" and first
     with Training(f"{inspected.setup.job} on {row.engine}", folder, row.launcher, first=first) as progress:
@@ -198,7 +199,7 @@ def prepare(
         )
     identity = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
     threads, request = (setup.machines.planned_threads, inspected.nproc), launch_request(inspected, training)
-    plan = Plan(*identity, *threads, asked=request)
+    plan = Plan(*identity, *threads, asked=request, mesh=row.facts.mesh)
     machines = replace(machines, request_digest=digest_of(request))
     if rank:
         row.launcher = rank.launcher
@@ -285,7 +286,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         job=inspected.setup.job,
         settings=redacted_values(inspected.setup.settings),
         launcher=row.launcher,
-        world_size=record.ranks[0].world.size if inspected.machines.min_nodes else row.facts.replicas,
+        world_size=record.ranks[0].world.size if inspected.machines.min_nodes else ranks_of(row),
         threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,
@@ -324,6 +325,11 @@ def _traces(out: Path, record: Record, step: RunTask) -> tuple[str, ...]:
     return tuple(map(str, traces))
 
 
+def ranks_of(row: Row) -> int:
+    """Returns the ranks that train: its processes, or the replicas of the one process."""
+    return max(row.facts.processes, row.facts.replicas)
+
+
 def _score_results(inspected: InspectedSetup, row: Row, record: Record, step: EvaluateTask) -> EvaluateResults:
     evaluation = record.training("evaluate")[0].evaluation
     assert evaluation is not None
@@ -331,7 +337,7 @@ def _score_results(inspected: InspectedSetup, row: Row, record: Record, step: Ev
         job=inspected.setup.job,
         settings=redacted_values(inspected.setup.settings),
         launcher=row.launcher,
-        world_size=row.facts.replicas,
+        world_size=ranks_of(row),
         weights=step.init,
         sha256=step.init_sha256,
         evaluation=evaluation.means,

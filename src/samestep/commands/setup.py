@@ -11,6 +11,7 @@ from samestep import engine, launch
 from samestep.commands.machine_options import MachineOptions
 from samestep.errors import UserError
 from samestep.message import Message, message
+from samestep.world.mesh import Mesh
 
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 
@@ -40,7 +41,8 @@ class Setup:
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
     never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
     not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone. also: the
-    second number of ranks; None: to be chosen; 0: there is none. proves: whether the job is proven.
+    second number of ranks; None: to be chosen; 0: there is none. proves: whether the job is proven. mesh: how the ranks
+    are arranged; None: as each engine arranges them.
     """
 
     job: str = "digits"
@@ -62,6 +64,7 @@ class Setup:
     quick: bool = False
     also: int | None = 0
     proves: bool = False
+    mesh: Mesh | None = None
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
@@ -75,6 +78,10 @@ class Setup:
         threads = self.machines.threads
         if threads is not None and not 1 <= threads <= 64 * cores:
             raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")
+        if self.mesh and self.machines.min_nnodes:
+            raise UserError(message("mesh_of_leaving_machines", mesh=str(self.mesh), nnodes=self.machines.nnodes))
+        if self.mesh and self.nproc and not self.machines.hosts:
+            self.mesh.check_ranks(self.nproc, self.machines.max_nnodes or 1)
         for name in (*self.engines, *([self.resume.engine] if self.resume and self.resume.engine else ())):
             engine.check(name)
         for name in self.launchers:

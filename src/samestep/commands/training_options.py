@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from samestep.commands.machine_options import MeshOption
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError, first_few, nearest, nearest_name
 from samestep.message import message
@@ -42,7 +43,7 @@ class TrainOptions(Options):
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends. profile: 'steps=10..20': those that torch.profiler
-    traces.
+    traces. mesh: how the ranks are arranged.
     """
 
     init: Annotated[
@@ -116,6 +117,8 @@ class TrainOptions(Options):
             help="Trace these optimizer steps, counted from 1, with torch.profiler: a file of each rank for Perfetto.",
         ),
     ] = ""
+
+    mesh: MeshOption = ""
 
     def plan(self, job: JobFacts) -> RunTask:
         """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""

@@ -277,12 +277,12 @@ def batches(
     that dies.
     """
     from_batch = first - first % schedule.phases  # the first phase's step with the rows of step `first`
-    micro_batches = schedule.micro_batches_of(world.rank, steps, from_batch)
+    micro_batches = schedule.micro_batches_of(world.replica, steps, from_batch)
     if schedule.phases == 1:
         return loaded(job, micro_batches, world.device, trace=trace)
     once = (
         micro_batch
-        for micro_batch in schedule.micro_batches_of(world.rank, steps, from_batch)
+        for micro_batch in schedule.micro_batches_of(world.replica, steps, from_batch)
         if micro_batch.phase == 0
     )
     in_turn = _in_turn(loaded(job, once, world.device, trace=trace), micro_batches)

@@ -1,7 +1,7 @@
-"""Schedule: which rank trains on which sample at which step. A pure function of the job's numbers, without I/O.
+"""Schedule: which replica trains on which sample at which step. A pure function of the job's numbers, without I/O.
 
 Global batch t is the same set of samples for every world size. In an epoch each sample comes once. A step has the same
-number of micro-batches on every rank. The low ranks get the remainders, so rank 0 always has rows.
+number of micro-batches on every replica. The low replicas get the remainders, so replica 0 always has rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Schedule:
     """The schedule of one training.
 
     length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
-    one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
+    one step over all replicas. world_size: their number. micro_batch: the most rows of a micro-batch on one; None:
     no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
     keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
     many steps each batch is trained for, one of each phase. played: the steps trained in turn, as by a proof of
@@ -83,23 +83,23 @@ class Schedule:
         rows = self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
         return rows.astype(np.int64)
 
-    def step(self, rank: int, epoch: int, number: int) -> list[MicroBatch]:
-        """Returns the rank's micro-batches of step `number` of `epoch`, in order.
+    def step(self, replica: int, epoch: int, number: int) -> list[MicroBatch]:
+        """Returns the replica's micro-batches of step `number` of `epoch`, in order.
 
         Raises UserError when the weights of the step's rows add up to 0.
         """
         batch, phase = divmod(number, self.phases)
         step_rows = self._global_batch(epoch, batch)
-        per_rank = cut(len(step_rows), self.world_size)
-        first = sum(per_rank[:rank])
-        rank_rows = step_rows[first : first + per_rank[rank]]
+        per_replica = cut(len(step_rows), self.world_size)
+        first = sum(per_replica[:replica])
+        replica_rows = step_rows[first : first + per_replica[replica]]
         total = self._weigh(step_rows)
         if not total > 0:
             raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
         repeats = self.ordered.repeats(self.global_batch, self.seed, epoch) if self.ordered else None
         micro_batches, start = [], 0
-        for micro, rows in enumerate(cut(len(rank_rows), self.micro_batches)):
-            indices = rank_rows[start : start + rows]
+        for micro, rows in enumerate(cut(len(replica_rows), self.micro_batches)):
+            indices = replica_rows[start : start + rows]
             place = batch * self.global_batch + first + start
             start += rows
             weight = self._weigh(indices)
@@ -127,10 +127,10 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def micro_batches_of(self, rank: int, steps: int, first: int = 0) -> Iterator[MicroBatch]:
-        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+    def micro_batches_of(self, replica: int, steps: int, first: int = 0) -> Iterator[MicroBatch]:
+        """Yields the replica's micro-batches of the steps from `first` on, of the first `steps` steps."""
         for step in range(first, steps):
-            micro_batches = self.step(rank, *self.place_of(step))
+            micro_batches = self.step(replica, *self.place_of(step))
             yield from (replace(part, step=step) for part in micro_batches) if self.played else micro_batches
 
     def place_of(self, step: int) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class Ordered:
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
-    """Returns the schedule of a job on `world_size` ranks."""
+    """Returns the schedule of a job on `world_size` replicas."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
     phases = max(1, len(job.phases))
     if job.order is None:

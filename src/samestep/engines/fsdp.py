@@ -25,15 +25,11 @@ from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import process_group
+from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 
-NOT_ON_SHARDS = {
-    "Adafactor": message("optimizer_fails_on_shards"),
-    "Muon": message("optimizer_needs_whole_matrices"),
-    "Rprop": message("optimizer_fails_on_shards"),
-}
 # What helps against a read of a parameter that FSDP has freed.
 WHOLE = message("keep_fsdp_parameters_whole")
 INSIDE = message("compute_inside_of_forward")

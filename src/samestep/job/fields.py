@@ -62,6 +62,8 @@ class JobFields:
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
     prefetch: batches that each loader process loads in advance.
+    parallel: the name of a layer, in which * stands for any -> 'colwise', 'rowwise' or 'colwise_gather': how tensor
+        parallel ranks split its weight; None: as is found in the model.
     on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
         (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
     """
@@ -100,6 +102,7 @@ class JobFields:
     carry_state: bool = False
     evaluation_collate: Callable[[list[Any]], Any] | None = None
     batch_weight: Callable[[Batch], Tensor | float] | None = None
+    parallel: Mapping[str, str] | None = None
 
     def output(self, model: nn.Module, batch: Batch) -> Any:
         """Calls `forward`. Returns its output, without the state where it carries one."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.causes import Case
-from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, sample_like
+from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, replicas_of, sample_like
 from samestep.records.record import EvaluationRecord, Record
 from samestep.records.results import Divergence
 
@@ -24,6 +24,7 @@ FLOOR_ULPS = 8  # and never tighter than this many units in the last place of th
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
 SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
 NOT_PLAYED = {"late": "late_epochs_not_compared", "life": "life_not_compared"}
+PART = " from ["  # in the name of a part of a parameter; see rank/digests.py
 BLOCK = 1 << 16  # elements that are compared at once
 
 
@@ -36,6 +37,7 @@ class Comparison:
     def __init__(self, expectation: Expectation, record: Record, names: str = "{}", *, inexact: bool = False) -> None:
         self.expectation, self.record, self.names = expectation, record, names
         self.processes, self.inexact = len(record.ranks), inexact
+        self.mesh = record.ranks[0].world.mesh
         self.eps = expectation.eps
         self.bitwise = True
         self.compared = 0  # tensors, under SGD
@@ -48,9 +50,9 @@ class Comparison:
 
     def divergences(self, training: str) -> Iterator[Divergence]:
         """Yields the differences in one training, in causal order. The user is shown the first."""
-        expected = self.expectation.trace(training, 0, self.processes)
+        expected = self.expectation.trace(training, 0, self.processes, self.mesh)
         variants = range(1, len(self.expectation.facts.trainings[training]))
-        noisy = [self.expectation.trace(training, variant, self.processes) for variant in variants]
+        noisy = [self.expectation.trace(training, variant, self.processes, self.mesh) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
         case = Case(self.expectation, training, expected, observed, name=self.names.format(training))
         yield from self._start(case)
@@ -168,12 +170,14 @@ class Comparison:
                 yield case.divergence(quantity, float(want[index]), float(got[index]), step=last, tensor=name)
 
     def _replicas(self, case: Case) -> Iterator[Divergence]:
-        """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared."""
+        """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared. Of parts, which
+        not every rank holds, the first rank's is the one that others are compared with."""
         trainings = self.record.training(self.names.format(case.training))
-        rank0 = trainings[0].end_digests
+        first: dict[str, int] = dict(trainings[0].end_digests)
         for rank, digests in enumerate((training.end_digests for training in trainings[1:]), 1):
-            for name in [name for name in rank0 if digests.get(name) != rank0[name]]:
-                pair = [f"{digest:016x}" for digest in (rank0[name], digests.get(name, 0))]
+            found = {**{name: 0 for name in first if PART not in name}, **digests}
+            for name in [name for name in found if found[name] != first.setdefault(name, found[name])]:
+                pair = [f"{digest:016x}" for digest in (first[name], found[name])]
                 yield case.divergence("replicas", *pair, step=case.expected.last_step, tensor=name, rank=rank)
 
     def _outside(self, case: Case, names: list[str]) -> list[tuple[str, Any, Any]]:
@@ -253,9 +257,8 @@ class Comparison:
         """The rows of epochs that no training of the proof reaches, as each side would share them out."""
         ranks = self.record.training(self.names.format(case.training))
         for epoch, plan in self.expectation.of(case.training).later.items():
-            replicas = len(plan[0]) // self.processes
             for rank, training in enumerate(ranks):
-                held = slice(rank * replicas, (rank + 1) * replicas)
+                held = replicas_of(rank, self.processes, len(plan[0]), self.mesh)
                 expected = [row for micro_batch in plan for rows in micro_batch[held] for row in rows]
                 if expected != training.later[epoch]:
                     yield case.divergence("indices", expected, training.later[epoch], rank=rank)

@@ -33,12 +33,11 @@ def replay_plan(divergence: Divergence, expectation: Expectation, record: Record
     if divergence.quantity not in REPLAYED or divergence.training not in STEPPED or not divergence.name:
         return None
     training, name, processes = divergence.training, divergence.name, len(record.ranks)
-    expected, observed = expectation.trace(training, 0, processes), of_engine(record, name)
+    observed = of_engine(record, name)
+    expected = expectation.trace(training, 0, processes, observed.mesh)
     variants = range(1, len(expectation.facts.trainings[training]))
     comparison = Comparison(expectation, record, name.replace(training, "{}"))
-    losses = [
-        [[part.loss_sum for part in process] for process in trace.micro_batches] for trace in (expected, observed)
-    ]
+    losses = [[[part.loss_sum for part in process] for process in trace.of_replicas] for trace in (expected, observed)]
     numbers = [value for process in losses[1] for value in process]
     if not all(map(math.isfinite, numbers)) or list(map(len, losses[0])) != list(map(len, losses[1])):
         return None
@@ -51,10 +50,12 @@ def replay_plan(divergence: Divergence, expectation: Expectation, record: Record
         training=replace(task, interrupted=None, engine_settings={}),
         quantity=divergence.quantity,
         step=expected.last_step + 1 if after_last or divergence.step is None else divergence.step,
-        steps_of=[[part.step for part in process] for process in expected.micro_batches],
+        steps_of=[[part.step for part in process] for process in expected.of_replicas],
         found=losses[1],
         expected=losses[0],
-        bounds=comparison.loss_bounds(expected, [expectation.trace(training, n, processes) for n in variants]),
+        bounds=comparison.loss_bounds(
+            expected, [expectation.trace(training, n, processes, observed.mesh) for n in variants]
+        ),
         rates=observed.rates[rank],
         expected_rates=expected.rates[rank],
         tensors=((str(folder), name), (str(expectation.record.folder), f"{expectation.facts.files}.{training}")),

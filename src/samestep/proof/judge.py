@@ -127,7 +127,7 @@ def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence 
 
 def _loss_gap(numerics: Expectation, record: Record) -> float | None:
     """How far the last step's loss is off, relative to the reference's."""
-    expected = numerics.trace("sgd", 0, len(record.ranks))
+    expected = numerics.trace("sgd", 0, len(record.ranks), record.ranks[0].world.mesh)
     observed = of_engine(record, AS_NUMERICS.format("sgd"))
     want, got = (
         sum(batch.loss_sum for batch in trace.all_micro_batches if batch.step == expected.last_step)

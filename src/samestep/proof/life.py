@@ -38,7 +38,8 @@ class LifeComparison:
         lives = [training.life for training in played if training.life]
         self.want, *self.noisy = lives
         self.ranks = comparison.record.training(LIFE)
-        self.traces = [expectation.trace(LIFE, number, comparison.processes) for number in range(len(played))]
+        shape = comparison.processes, comparison.mesh
+        self.traces = [expectation.trace(LIFE, number, *shape) for number in range(len(played))]
         self.notes: list[Message] = []
 
     def steps(self) -> Iterator[Divergence]:
@@ -196,17 +197,14 @@ class LifeComparison:
         yield from self._buffers(want)
 
     def _buffers(self, want: Mapping[str, Any]) -> Iterator[Divergence]:
-        """The buffers of each rank, where a rank is a replica that has rows in each step: without rows it keeps what it
-        has until the next broadcast."""
+        """The buffers of each replica that has rows in each step: without rows it keeps what it has until the next
+        broadcast. Where one process has several replicas, those of the first."""
         expectation, record = self.comparison.expectation, self.comparison.record
         replicas = expectation.facts.layout.replicas
         of_replicas = [{}, *(expectation.arrays(LIFE, f".buffers{number}") for number in range(1, replicas))]
-        processes = self.comparison.processes if replicas == self.comparison.processes else 1
-        steps = [
-            {part.step for part in process if part.indices}
-            for process in expectation.trace("sgd", 0, processes).micro_batches
-        ]
-        for rank in range(processes):
+        traced = expectation.trace("sgd", 0, self.comparison.processes, self.comparison.mesh).of_replicas
+        steps = [{part.step for part in micro_batches if part.indices} for micro_batches in traced]
+        for rank in range(replicas if replicas <= self.comparison.processes else 1):
             if steps[rank] != set().union(*steps):
                 continue
             got = record.arrays(f"{LIFE}.buffers{rank}")

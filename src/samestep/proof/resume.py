@@ -117,7 +117,8 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
         if lost:
             return replace(verdict, verdict="differs", bitwise=False, first_divergence=lost)
         if divergence and is_exact and divergence.training == training:
-            expected, observed = loop.trace(training, 0, len(record.ranks)), of_engine(record, training)
+            observed = of_engine(record, training)
+            expected = loop.trace(training, 0, len(record.ranks), observed.mesh)
             cause = resume_cause(divergence, cut, expected, observed, loop.of(training).draws)
             return replace(verdict, first_divergence=replace(divergence, cause=cause or divergence.cause))
     return verdict

@@ -18,6 +18,8 @@ from samestep.records.record import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from samestep.world.mesh import Mesh
+
     State = Mapping[str, NDArray[Any]]
 
 
@@ -56,6 +58,7 @@ class Trace:
     rates: list[list[list[float]]]
     state: State
     evaluation: list[EvaluationRecord]
+    mesh: Mesh | None = None  # of the processes
 
     @property
     def epochs(self) -> dict[int, int]:
@@ -68,19 +71,35 @@ class Trace:
 
     @property
     def all_micro_batches(self) -> list[TracedMicroBatch]:
-        """The micro-batches of all processes."""
-        return [micro_batch for process in self.micro_batches for micro_batch in process]
+        """The micro-batches of all replicas: those of processes that share a replica stand once."""
+        return [micro_batch for process in self.of_replicas for micro_batch in process]
+
+    @property
+    def of_replicas(self) -> list[list[TracedMicroBatch]]:
+        """The micro-batches of each process that has a replica, or several; of those that share one, the first's."""
+        if not self.mesh:
+            return self.micro_batches
+        first = {self.mesh.replica(rank): rank for rank in reversed(range(len(self.micro_batches)))}
+        return [self.micro_batches[rank] for rank in sorted(first.values())]
 
     def rows_of_processes(self, step: int) -> list[list[int]]:
-        """Returns the rows of a step that each process has read."""
+        """Returns the rows of a step that each replica's process has read."""
         return [
             [row for micro_batch in process if micro_batch.step == step for row in micro_batch.indices]
-            for process in self.micro_batches
+            for process in self.of_replicas
         ]
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step, those of one process after those of the other."""
         return [row for rows in self.rows_of_processes(step) for row in rows]
+
+
+def replicas_of(rank: int, processes: int, replicas: int, mesh: Mesh | None = None) -> slice:
+    """Returns which replicas a process holds: several of one process, or one that several processes share."""
+    if mesh:
+        return slice(mesh.replica(rank), mesh.replica(rank) + 1)
+    size = replicas // processes
+    return slice(rank * size, (rank + 1) * size)
 
 
 def of_engine(record: Record, training: str) -> Trace:
@@ -92,6 +111,7 @@ def of_engine(record: Record, training: str) -> Trace:
         rates=[rank.rates for rank in ranks],
         state=record.arrays(training),
         evaluation=[rank.evaluation for rank in ranks if rank.evaluation],
+        mesh=record.ranks[0].world.mesh,
     )
 
 
@@ -121,21 +141,23 @@ class Expectation:
         """Returns the record of one training, without added noise."""
         return self.facts.trainings[training][0]
 
-    def trace(self, training: str, variant: int, processes: int) -> Trace:
+    def trace(self, training: str, variant: int, processes: int, mesh: Mesh | None = None) -> Trace:
         """Returns the trace of one training. variant: 0 is the reference itself; 1 and 2 have noise in their rounding,
         their state is empty, and the record's `distances` has how far it is off.
 
-        processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
+        processes: a process that holds several replicas (DataParallel) is given their rows one after the other; the
+        processes that share a replica, as the mesh says, each get its rows.
         """
         played = self.facts.trainings[training][variant]
         replicas = [[_traced(micro_batch, micro_batch.loss or 0.0) for micro_batch in r] for r in played.micro_batches]
-        size = len(replicas) // processes
+        held = [replicas[replicas_of(rank, processes, len(replicas), mesh)] for rank in range(processes)]
         return Trace(
-            micro_batches=[_merged(replicas[first : first + size]) for first in range(0, len(replicas), size)],
+            micro_batches=[_merged(replicas_held) for replicas_held in held],
             start=[played.start_digest] * processes,
             rates=[played.rates] * processes,
             state={} if variant else self.arrays(training),
             evaluation=[played.evaluation] if played.evaluation else [],
+            mesh=mesh,
         )
 
     def arrays(self, training: str, what: str = "") -> State:

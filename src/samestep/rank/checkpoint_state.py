@@ -8,7 +8,7 @@
     evaluations   the curve, and which is the best
     position      optimizer steps done, and how many of them were skipped
     identity      what is trained: see training_identity.py
-    ranks         rank -> its buffers, and the state that its rows carry
+    ranks         replica -> its buffers, and the state that its rows carry
 
 A rank gives what it has: its pieces of sharded tensors; of everything else rank 0 alone. So a checkpoint can be loaded
 by another engine, and on another number of ranks. Random streams are not in it: they are keyed by step, micro-batch
@@ -130,14 +130,16 @@ class TrainingState:
         tree: Tree = {
             "model": self._given(parameters),
             "optimizer": self._optimizer_tree(),
-            "ranks": {str(self.world.rank): {"buffers": buffers}},
+            "ranks": {},
         }
+        if self.world.begins_replica:
+            tree["ranks"][str(self.world.replica)] = {"buffers": buffers}
+            if self.carried:
+                tree["ranks"][str(self.world.replica)]["carried"] = self.carried.state_dict()
         if ema:
             averages = {name: (average, parameter) for name, average, parameter in ema.named(self.model)}
             given = {name: pair for name, pair in averages.items() if self._writes(pair[1])}
             tree["ema"] = {name: Piece(a.clone(), tuple(p.shape), place_of(p)[1]) for name, (a, p) in given.items()}
-        if self.carried:
-            tree["ranks"][str(self.world.rank)]["carried"] = self.carried.state_dict()
         if self.world.rank == 0:
             tree["groups"] = [plain_numbers(group) for group in self.optimizer.param_groups]
             tree["recipe"] = list(self.recipe)
@@ -152,25 +154,25 @@ class TrainingState:
         in_epoch: whether the checkpoint's step is neither the first nor the last of an epoch. Raises UserError for the
         checkpoint of another model or optimizer, or for a carried state of other ranks' rows.
         """
-        state, rank = saved.state, str(self.world.rank)
-        same_ranks = saved.manifest.world_size == self.world.size
-        of_rank = state["ranks"][rank if same_ranks else "0"]
-        self._check(saved, of_rank["buffers"])
-        if self.carried and in_epoch and not same_ranks:
-            ranks = {"ranks": saved.manifest.world_size, "ranks_here": self.world.size}
+        state = saved.state
+        as_many = len(state["ranks"]) == self.world.replicas
+        of_replica = state["ranks"][str(self.world.replica) if as_many else "0"]
+        self._check(saved, of_replica["buffers"])
+        if self.carried and in_epoch and not as_many:
+            ranks = {"ranks": len(state["ranks"]), "ranks_here": self.world.replicas}
             raise UserError(message("carried_state_of_other_ranks", checkpoint=saved.folder, **ranks))
         for name, parameter in named_parameters(self.model):
             copy_block(saved, state["model"][name], parameter)
         for name, buffer in self.model.named_buffers():
-            copy_block(saved, of_rank["buffers"][name], buffer)
+            copy_block(saved, of_replica["buffers"][name], buffer)
         for name, module in with_extra_state(self.model):
             module.set_extra_state(saved.plain(state["extra"][name]))
         self._load_optimizer(saved)
         for name, part in self.stateful.items():
             if name != "scaler" or state.get(name):  # another engine, or in bf16, has none: this one begins anew
                 part.load_state_dict(saved.plain(state[name]))
-        if self.carried and same_ranks:
-            self.carried.load_state_dict(saved.plain(of_rank["carried"]), self.world.device)
+        if self.carried and as_many:
+            self.carried.load_state_dict(saved.plain(of_replica["carried"]), self.world.device)
 
     def load_fragments(self, saved: Saved | None, fragments: Sequence[Fragment]) -> None:
         """Registers the fragments of an optimizer's flat parameters, and gives them what is in a checkpoint."""
@@ -190,6 +192,8 @@ class TrainingState:
         """Returns whether this rank writes a tensor: its block of a sharded one; of others, rank 0 does."""
         if not is_shard(tensor):
             return self.world.rank == 0
+        if 0 not in tensor.device_mesh.mesh:  # of another replica, whose tensors are sharded among its own ranks
+            return False
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
         return not any(
             placement.is_replicate() and position for placement, position in zip(tensor.placements, coordinate)
@@ -272,8 +276,11 @@ def check_parts(saved: Saved) -> None:
     for name, kind in PARTS.items():
         if not isinstance(state.get(name), kind):
             raise UserError(foreign(saved.folder, message("state_lacks", what=name)))
-    ranks = [state["ranks"].get(str(rank)) for rank in range(saved.manifest.world_size)]
-    buffers = [rank.get("buffers") if isinstance(rank, dict) else None for rank in ranks]
+    count = len(state["ranks"]) or 1
+    replicas = [state["ranks"].get(str(replica)) for replica in range(count)]
+    buffers = [replica.get("buffers") if isinstance(replica, dict) else None for replica in replicas]
+    if saved.manifest.world_size % count:
+        raise UserError(foreign(saved.folder, message("state_of_another_type")))
     if not all(isinstance(value, dict) for value in [*state["groups"], *state["optimizer"].values(), *buffers]):
         raise UserError(foreign(saved.folder, message("state_of_another_type")))
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.job.walk import leaves_of
-from samestep.rank.shards import full_state_dict, is_shard
+from samestep.rank.shards import block_of, full_state_dict, is_shard, place_of
+from samestep.world import World
 
 BLOCK = 1 << 17  # elements at once: a digest needs 24 bytes for each, which fit into a core's cache
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
@@ -60,6 +61,17 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
     """
     named = model.named_parameters()
     return {name: p.detach() for name, p in named if not is_shard(p) and not hasattr(p, "ds_id")}
+
+
+def parts_with_copies(model: nn.Module, world: World) -> dict[str, Tensor]:
+    """Returns this rank's parts of the parameters that the ranks of each replica divide among themselves: 'NAME from
+    [row, column]' -> the part, of which every replica has a copy."""
+    parts = {}
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if is_shard(parameter) and parameter.device_mesh.size() < world.size:
+            parts[f"{name} from {[*place_of(parameter)[1]]}"] = block_of(parameter)
+    return parts
 
 
 def digests(tensors: dict[str, Tensor]) -> list[int]:

@@ -18,17 +18,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.schedule import Schedule
 from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
 from samestep.job import Job, MicroBatch
 from samestep.message import Message, message
-from samestep.rank.digests import bits_digest, digests, whole_parameters
+from samestep.rank.digests import bits_digest, digests, parts_with_copies, whole_parameters
 from samestep.rank.meter import Meter
 from samestep.rank.shards import block_of
 from samestep.world import World
 
 IN_A_ROW = 100  # steps left out in a row, after which the training ends: its weights, or all of its data, are bad
 SAID = 10  # sentences about steps left out
+LEAST = -(1 << 63)  # below every digest
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -76,7 +78,7 @@ class StopsAtNaN:
                 step=step,
                 rank=self.world.rank,
                 loss=str(loss),
-                rows=rows_of(self.schedule, self.world.rank, step, micro),
+                rows=rows_of(self.schedule, self.world.replica, step, micro),
                 since=self._since(step),
             )
         )
@@ -172,7 +174,7 @@ class SkipsNaN:
             return
         if bad:
             rank, (micro_batch, loss) = self.world.rank, bad
-            rows = rows_of(self.schedule, rank, step, micro_batch.micro)
+            rows = rows_of(self.schedule, self.world.replica, step, micro_batch.micro)
             why = message("loss_not_finite_over_rows", loss=str(loss), rank=rank, rows=rows)
         elif parameter := _first(gradients):
             why = message("gradient_of_parameter_not_finite", parameter=parameter)
@@ -206,9 +208,9 @@ class Guards:
     replicas: int = 0
 
 
-def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> Message:
+def rows_of(schedule: Schedule, replica: int, step: int, micro: int) -> Message:
     """Returns which rows a micro-batch has, as a message."""
-    micro_batch = schedule.step(rank, *schedule.place_of(step))[micro]
+    micro_batch = schedule.step(replica, *schedule.place_of(step))[micro]
     rows = micro_batch.indices[: micro_batch.rows].tolist()
     if not rows:
         return message("rows_of_another_rank")
@@ -232,7 +234,8 @@ class ReplicaGuard:
         return self.world.size > 1 and done % self.every == 0
 
     def check(self, model: nn.Module, done: int) -> None:
-        """Compares the replicas with one all-reduce of two numbers.
+        """Compares the replicas with one all-reduce of two numbers, and of two for each part into which the ranks of a
+        replica divide the model.
 
         Where they differ, a rank that has drifted raises ReplicasDiffer and the others LostPeer; both name the first
         tensor.
@@ -240,27 +243,28 @@ class ReplicaGuard:
         if self.world.size == 1 or done == self._checked:
             return
         self._checked = done
-        tensors = whole_parameters(model)
-        own_digests = torch.tensor(digests(tensors), dtype=torch.int64)
-        digest = int(bits_digest(own_digests))
-        greatest = torch.tensor([digest, -digest], device=self.world.device)
+        tensors, parts = whole_parameters(model), parts_with_copies(model, self.world)
+        digest_of = dict(zip([*tensors, *parts], digests({**tensors, **parts})))
+        greatest = torch.full((1 + self.world.size // self.world.replicas, 2), LEAST, device=self.world.device)
+        for place, names in ((0, tensors), (1 + self.world.part, parts)):
+            digest = int(bits_digest(torch.tensor([digest_of[name] for name in names], dtype=torch.int64)))
+            greatest[place] = torch.tensor([digest, -digest])
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
-        high, low = greatest.tolist()
-        if high != -low:
-            self._raise(list(tensors), own_digests.to(self.world.device), done)
+        if any(high != -low for high, low in greatest.tolist()):
+            self._raise(digest_of, done)
 
-    def _raise(self, names: list[str], own_digests: Tensor, done: int) -> None:
-        gathered = [torch.empty_like(own_digests) for _ in range(self.world.size)]
-        dist.all_gather(gathered, own_digests)
-        of_rank = torch.stack(gathered).cpu()  # shape [ranks, tensors]
-        differs = [number for number in range(len(names)) if len(of_rank[:, number].unique()) > 1]
-        of_first: list[int] = of_rank[:, differs[0]].tolist()
-        common = Counter(of_first).most_common(1)[0][0]  # of two ranks rank 0's
-        odd = [rank for rank, digest in enumerate(of_first) if digest != common]
+    def _raise(self, digest_of: dict[str, int], done: int) -> None:
+        of_rank: list[dict[str, int]] = gather_from_ranks(digest_of, self.world)
+        names = dict.fromkeys(name for digests_of_rank in of_rank for name in digests_of_rank)
+        holding = {name: [rank for rank, held in enumerate(of_rank) if name in held] for name in names}
+        differs = [name for name, ranks in holding.items() if len({of_rank[rank][name] for rank in ranks}) > 1]
+        of_first = {rank: of_rank[rank][differs[0]] for rank in holding[differs[0]]}
+        common = Counter(of_first.values()).most_common(1)[0][0]  # of two ranks the first one's
+        odd = [rank for rank, digest in of_first.items() if digest != common]
         said = message(
             "replicas_differ",
             step=done - 1,
-            parameter=names[differs[0]],
+            parameter=differs[0],
             ranks=odd,
             differing=len(differs),
             parameters=len(names),

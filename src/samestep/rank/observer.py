@@ -18,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.digests import digest_rows, digest_state, digests, whole_parameters
+from samestep.rank.digests import digest_rows, digest_state, digests, parts_with_copies, whole_parameters
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
 from samestep.records.record import MicroBatchRecord, TensorRecord
@@ -157,14 +157,14 @@ class Observer:
 
     def end(self, model: nn.Module) -> None:
         """Takes the digests of the last weights."""
-        parameters = whole_parameters(model)
+        parameters = {**whole_parameters(model), **parts_with_copies(model, self.world)}
         self.end_digests = dict(zip(parameters, digests(parameters)))
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
         """Returns epoch -> this rank's rows in the epoch's first step."""
         # Without weights: rows that all weigh 0 raise an error, and the proof does not train these epochs.
         schedule = replace(schedule, weight=None)
-        of_epoch = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
+        of_epoch = {epoch: schedule.step(self.world.replica, epoch, 0) for epoch in LATER_EPOCHS}
         return {
             epoch: [i for p in micro_batches for i in p.indices[: p.rows].tolist()]
             for epoch, micro_batches in of_epoch.items()

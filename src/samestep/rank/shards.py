@@ -10,6 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from samestep.message import message
+
+NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
+    "Adafactor": message("optimizer_fails_on_shards"),
+    "Muon": message("optimizer_needs_whole_matrices"),
+    "Rprop": message("optimizer_fails_on_shards"),
+}
 StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
 
 

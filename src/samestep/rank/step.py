@@ -252,7 +252,7 @@ class ForwardPass:
         if self._job.phases and model:
             self._phase = self._phase or ActivePhase(self._job.phases, model)
             self._phase.activate(micro_batch.phase)
-        first = self._world.rank * len(self._streams)
+        first = self._world.replica * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self._job.seed, "replica", micro_batch.step, micro_batch.micro, replica))
         return self._of_phase[micro_batch.phase]

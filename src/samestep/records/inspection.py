@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
 from samestep.message import Message
+from samestep.world.mesh import Mesh
 
 ANSWER, MISTAKE = "answer.json", "mistake.json"  # the file of the answer, or of the Mistake
 
@@ -22,8 +23,8 @@ class Question:
     replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU. least: the fewest machines, where some may
     leave; 0: all stay. also: the second number of ranks; None: to be chosen; 0: there is none.
     steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
-    engine_settings: texts of --set-engine, which these engines must have. proves: whether the job is to be
-    proven, so that its rows are looked at.
+    engine_settings: texts of --set-engine, which these engines must have. proves: whether the job is to be proven, so
+    that its rows are looked at. mesh: of --mesh; None: none is given.
     """
 
     job: str | None = None
@@ -37,6 +38,7 @@ class Question:
     engine_settings: Mapping[str, str] = field(default_factory=dict)
     also: int | None = 0
     proves: bool = False
+    mesh: Mesh | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class EngineFacts:
     reason: why it is not available. install: the command that installs it. version: of its package. process_kind: its
     PROCESSES. processes: how many it needs. devices: of all processes. settings: their values. chosen: those that
     --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
-    no_threads: why its ranks cannot be threads of one process; None: they can.
+    no_threads: why its ranks cannot be threads of one process; None: they can. axes: along which its ranks can be
+    arranged. mesh: how they are; None: each is a replica.
     """
 
     name: str
@@ -76,6 +79,8 @@ class EngineFacts:
     layout: Layout | None = None
     numerics: Numerics | None = None
     no_threads: Message | None = None
+    axes: tuple[str, ...] = ()
+    mesh: Mesh | None = None
 
     @property
     def replicas(self) -> int:
@@ -117,6 +122,7 @@ class JobFacts:
     'dataset', 'collate', 'model'. varying_calls: engine -> a module that its ranks gather at each of its calls, whose
     number differs from batch to batch. second: of the second number of ranks; None where there is none. extremes:
     training rows that are unlike others, and rows_looked_at: of how many.
+    divided: engine -> how its ranks divide the model; undivided: engine -> why they cannot.
     """
 
     settings: Mapping[str, str]
@@ -157,6 +163,8 @@ class JobFacts:
     second: SecondSize | None = None
     extremes: tuple[int, ...] = ()
     rows_looked_at: int = 0
+    divided: Mapping[str, Message] = field(default_factory=dict)
+    undivided: Mapping[str, Message] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

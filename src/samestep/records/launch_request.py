@@ -11,7 +11,8 @@ class LaunchRequest:
     """What a command trains, and with which code: equal on all machines of one training.
 
     job: its function and the name of its file. source: a digest of that file and the modules beside it. settings,
-    engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions.
+    engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions. mesh:
+    of --mesh.
     """
 
     job: str
@@ -22,6 +23,7 @@ class LaunchRequest:
     training: str
     samestep: str
     torch: str
+    mesh: str = ""
 
     def difference(self, request: LaunchRequest, among: Collection[str] = ()) -> tuple[str, str, str] | None:
         """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None.
@@ -45,6 +47,7 @@ LABELS = {
     "engine": "--engine",
     "engine_settings": "--set-engine",
     "training": "the options",
+    "mesh": "--mesh",
     "samestep": "the version of samestep (and a digest of its files)",
     "torch": "the version of torch",
 }

@@ -12,6 +12,7 @@ from pydantic import Field
 from samestep.records.checkpoint import Interval
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest
+from samestep.world.mesh import Mesh
 
 TRAININGS = ("gradient", "sgd", "user", "late", "life")  # of a proof
 OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
@@ -140,6 +141,7 @@ class Plan:
 
     threads: of a rank that measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
     ranks on each machine. proof_threads: of a rank that proves. asked: the request, which ranks compare when they meet.
+    mesh: how the ranks are arranged; None: each is a replica.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -155,6 +157,7 @@ class Plan:
     nproc: int = 1
     proof_threads: int = 1
     asked: LaunchRequest | None = None
+    mesh: Mesh | None = None
 
 
 @dataclass(frozen=True)

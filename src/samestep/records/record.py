@@ -111,8 +111,8 @@ class TrainingRecord:
     loading. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
-    of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
-    step; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
+    of each optimizer step and parameter group; end_digests: of each parameter, and part of one, that other ranks hold,
+    too, after the last step; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were

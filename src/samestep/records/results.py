@@ -173,7 +173,8 @@ class EngineResult(Measurement, Verdict):
     settings: those that --set-engine has changed. replicas: None for an engine that cannot be imported. install: the
     command that installs an engine that is missing; else None. continued_by: who has continued its trainings, where the
     proof interrupted them; else None. second: on the second number of ranks; None where none was asked for, and where
-    the first one says enough: it is one process, or not proven.
+    the first one says enough: it is one process, or not proven. mesh: how its ranks are arranged, as 'data=2,tensor=2';
+    '': each is a replica.
     """
 
     engine: str = ""
@@ -183,6 +184,7 @@ class EngineResult(Measurement, Verdict):
     install: str | None = None
     continued_by: ContinuedBy | None = None
     second: SecondProof | None = None
+    mesh: str = ""
 
     def with_verdict(self, verdict: Verdict) -> EngineResult:
         """Returns the row with what the proof has found."""

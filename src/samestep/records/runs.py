@@ -38,6 +38,7 @@ class ResultsIdentity:
     evaluation or of collectives, in words. resume: who continues the trainings of an interrupted proof, in words.
     as_threads: whether the ranks are threads of one process. quick: whether the proof is the short one.
     also: the second number of ranks; 0: there is none.
+    mesh: of --mesh.
     """
 
     command: str
@@ -63,6 +64,7 @@ class ResultsIdentity:
     as_threads: bool = False
     quick: bool = False
     also: int = 0
+    mesh: str = ""
 
     def differences(self, identity: ResultsIdentity) -> list[str]:
         """Returns the names of the fields in which `other` differs."""

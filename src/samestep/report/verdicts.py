@@ -302,7 +302,7 @@ def conditions(results: CompareResults) -> list[str]:
     """Returns what all rows have in common: the batch, threads, loader workers, dtypes, and how it was measured."""
     proof = results.proof
     said = [
-        message("step_of_every_engine", shares=shares(results.global_batch, results.world_size)),
+        message("step_of_every_engine", shares=shares_of(results)),
         message(
             "threads_and_workers",
             threads=results.threads_per_rank,
@@ -436,6 +436,19 @@ def shares(rows: int, ranks: int) -> Message:
     return message("uneven_shares", more=more, larger=share + 1, fewer=ranks - more, share=share, rows=rows)
 
 
+def shares_of(results: CompareResults) -> Message:
+    """Returns how a step's rows are shared out: among the replicas, where the ranks of all engines share theirs."""
+    replicas = {row.replicas for row in results.engines if row.mesh}
+    others = [row for row in results.engines if not row.mesh and row.replicas != 1]
+    if len(replicas) != 1 or others:
+        return shares(results.global_batch, results.world_size)
+    (count,) = replicas
+    assert count
+    share = -(-results.global_batch // count)
+    fields = {"replicas": count, "ranks": results.world_size // count, "share": share, "rows": results.global_batch}
+    return message("shares_of_replicas", **fields)
+
+
 # Below the terminal's table
 
 
@@ -446,7 +459,7 @@ def footer(results: CompareResults) -> list[str]:
     said = [
         message(
             "batch_and_threads",
-            shares=shares(results.global_batch, results.world_size),
+            shares=shares_of(results),
             threads=results.threads_per_rank,
             workers=results.workers or None,
         ),

@@ -24,7 +24,7 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.engines import check_settings, inspect_engines, units_of_engines
+from samestep.tasks.inspect.engines import check_settings, dividing_engines, inspect_engines, units_of_engines
 from samestep.tasks.inspect.job import inspect_job
 
 
@@ -60,7 +60,8 @@ def _inspection(question: Question) -> Inspection:
     per_machine = question.replicas or (2 if devices[0] == "cpu" else len(devices))
     replicas = per_machine * question.machines
     fewer = [per_machine * machines for machines in range(question.least or question.machines, question.machines)]
-    rows = inspect_engines(devices, replicas, question.engine_settings, question.engines)
+    rows = inspect_engines(devices, replicas, question.engine_settings, question.engines, question.mesh)
+    fewer += [row.layout.replicas for row in rows if row.mesh and row.layout]
     job = None
     if question.job:
         check = partial(check_settings, rows, question.engines)
@@ -76,6 +77,7 @@ def _inspection(question: Question) -> Inspection:
             units=units,
             also=question.also,
             proves=question.proves,
+            dividing=dividing_engines(rows, question.engines, devices[0]),
         )
     second: list[EngineFacts] = []
     if job and job.second:

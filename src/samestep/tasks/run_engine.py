@@ -22,7 +22,7 @@ from samestep.world import World
 
 def with_sync_batchnorm(job: Job, world: World) -> Job:
     """Returns `job` with SyncBatchNorm layers if it has sync_batchnorm and there is more than one rank."""
-    if not job.sync_batchnorm or world.size == 1:
+    if not job.sync_batchnorm or world.replicas == 1:
         return job
     return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from samestep.errors import UserError
 from samestep.message import message
+from samestep.world.mesh import Mesh
 
 RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # environment variable: the five names below, unless they are torchrun's
 RENDEZVOUS_PORT = 29500  # torch.distributed's default
@@ -35,7 +36,7 @@ class World:
 
     rank: of `size` ranks; local_rank: of the `local_size` ranks on this machine, whose node rank is `node`.
     devices: torch devices of this process; all engines but DataParallel use one, `device`.
-    backend: of torch.distributed, 'nccl' or 'gloo'.
+    backend: of torch.distributed, 'nccl' or 'gloo'. mesh: how the ranks are arranged; None: each is a replica.
     """
 
     rank: int = 0
@@ -44,6 +45,27 @@ class World:
     local_size: int = 1
     node: int = 0
     devices: tuple[str, ...] = ("cpu",)
+    mesh: Mesh | None = None
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas that have a process each, or several: they train on different rows."""
+        return self.mesh.replicas if self.mesh else self.size
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica that this rank belongs to."""
+        return self.mesh.replica(self.rank) if self.mesh else self.rank
+
+    @property
+    def part(self) -> int:
+        """This rank's number among those of its replica."""
+        return sum(self.mesh.replica(rank) == self.replica for rank in range(self.rank)) if self.mesh else 0
+
+    @property
+    def begins_replica(self) -> bool:
+        """Whether this rank is the first of its replica's."""
+        return self.part == 0
 
     @property
     def device(self) -> str:

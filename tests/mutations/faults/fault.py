@@ -27,6 +27,7 @@ class Fault(PlantedFault):
     needs: str = ""
     engine: str = "ddp"
     settings: Mapping[str, str] = field(default_factory=dict)
+    mesh: str = ""  # how the ranks are arranged
     also: str = ""  # what of a proof it takes, as of ranks.reference_plan
 
 

@@ -65,6 +65,8 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
             f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
             f"{', '.join(launch)} alone; choose another engine"
         )
+    if engine.checks.divides:
+        raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
     given = _given(function, texts, target)
     module, called = home(target, function)
     layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)

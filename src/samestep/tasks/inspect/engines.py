@@ -14,21 +14,27 @@ from torch import nn
 
 from samestep import engine as engines
 from samestep.errors import UserError, nearest_name
+from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
 from samestep.world import World
+from samestep.world.mesh import OF_REPLICAS, Mesh
 
 
 def inspect_engines(
-    devices: tuple[str, ...], nproc: int, options: Mapping[str, str], names: Sequence[str]
+    devices: tuple[str, ...],
+    nproc: int,
+    options: Mapping[str, str],
+    names: Sequence[str],
+    mesh: Mesh | None = None,
 ) -> list[EngineFacts]:
     """Returns the facts of every engine: whether it runs on these devices, why not, its settings, and its layout.
 
-    nproc: number of replicas. options: texts of --set-engine; 'key' sets every engine that has it, 'engine.key' one.
-    names: the engines of this command; none: all. Raises UserError for a key that none of these has, and for a value
-    of the wrong type.
+    nproc: number of ranks. options: texts of --set-engine; 'key' sets every engine that has it, 'engine.key' one.
+    names: the engines of this command; none: all. mesh: of --mesh. Raises UserError for a key that none of these has,
+    and for a value of the wrong type.
     """
     rows, used = [], set()
     for name in engines.names():
@@ -46,7 +52,7 @@ def inspect_engines(
                     texts[key] = text
                     used.add(option)
             chosen = values_of(engine.train, texts, message("the_engine", engine=name), "--set-engine") if texts else {}
-            row = _facts(name, engine, devices, nproc, known, chosen)
+            row = _facts(name, engine, devices, nproc, known, chosen, mesh)
             json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
             raise  # about a value of --set-engine
@@ -84,6 +90,21 @@ def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.
             check(model, **row.settings)
 
 
+def dividing_engines(
+    rows: Sequence[EngineFacts], names: Sequence[str], device: str
+) -> dict[str, Callable[[Job], Message]]:
+    """Returns the engines of this command whose ranks divide a model -> what divides a job's. names: none: all."""
+    chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
+    dividing = [(row, engines.load(row.name).checks.divides) for row in chosen]
+    worlds = {row.name: World(size=row.processes, devices=(device,), mesh=row.mesh) for row in chosen}
+    return {row.name: partial(divides, world=worlds[row.name], **row.settings) for row, divides in dividing if divides}
+
+
+def takes_mesh(row: EngineFacts) -> bool:
+    """Returns whether an engine's ranks can be arranged as they are asked to be."""
+    return not row.mesh or {*row.mesh.sizes} <= {*row.axes}
+
+
 def units_of_engines(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Callable[[Any], list[nn.Module]]]:
     """Returns the engines of this command that gather parts of a model -> the modules of a model that they gather."""
     chosen = {row.name: row.settings for row in rows if row.available and (row.name in names or not names)}
@@ -108,10 +129,14 @@ def _facts(
     nproc: int,
     known: Mapping[str, Any],
     chosen: Mapping[str, Any],
+    asked: Mesh | None,
 ) -> EngineFacts:
     reason = engines.missing(engine, devices)
     alone = engine.needs.processes == "one"
-    world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
+    mesh = None if alone else asked
+    if not (mesh or alone) and engine.axes[0] not in OF_REPLICAS:
+        mesh = Mesh(**{engine.axes[0]: nproc})
+    world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1], mesh=mesh)
     package = engine.needs.packages[0] if engine.needs.packages else "torch"
     try:
         installed: str | None = version(package)
@@ -133,6 +158,8 @@ def _facts(
         layout=engine.layout(world, **settings),
         numerics=engine.numerics(**settings),
         no_threads=as_said(engine.needs.no_threads) if engine.needs.no_threads else None,
+        axes=() if alone else engine.axes,
+        mesh=mesh,
     )
 
 

@@ -57,12 +57,13 @@ def inspect_job(
     units: Mapping[str, Units] = MappingProxyType({}),
     also: int | None = 0,
     proves: bool = True,
+    dividing: Mapping[str, Callable[[Job], Message]] = MappingProxyType({}),
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
-    model. units: engine -> what its ranks gather. also, proves: as of Question. Raises UserError for a job that cannot
-    be trained or proven.
+    model. units: engine -> what its ranks gather. also, proves: as of Question. dividing: engine -> what divides the
+    model. Raises UserError for a job that cannot be trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
     model = _model(job)
@@ -75,12 +76,12 @@ def inspect_job(
     unlike = extremes.rows[:MOST_EXTREMES]
     training = ProveTask("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows, extremes=unlike)
     sizes = sorted({1, replicas, *fewer})
+    divided, undivided = _divided(job, dividing)
     refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
     second = None
     size = second_size(replicas, job.global_batch) if also is None else also
     if size not in (0, replicas):
-        own_batch = proof_rows == job.global_batch
-        rows = proof_rows if own_batch else rows_of_proof(job, size, dry.forward_flop, count)[0]
+        rows = proof_rows if proof_rows == job.global_batch else rows_of_proof(job, size, dry.forward_flop, count)[0]
         second = SecondSize(size, rows, varying_calls(job, partial(_model, job), units, size, device))
         refused[size] = _refusal_of(job, replace(training, replicas=size, rows=rows), device)
     return JobFacts(
@@ -122,7 +123,22 @@ def inspect_job(
         second=second,
         extremes=unlike,
         rows_looked_at=extremes.looked_at,
+        divided=divided,
+        undivided=undivided,
     )
+
+
+def _divided(
+    job: Job, dividing: Mapping[str, Callable[[Job], Message]]
+) -> tuple[dict[str, Message], dict[str, Message]]:
+    """Returns engine -> how its ranks divide the model, and engine -> why they cannot."""
+    divided, undivided = dict[str, Message](), dict[str, Message]()
+    for engine, divides in dividing.items():
+        try:
+            divided[engine] = divides(job)
+        except UserError as error:
+            undivided[engine] = error.message
+    return divided, undivided
 
 
 def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DryStep, DryEvaluation, int, bool]:

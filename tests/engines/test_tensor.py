@@ -1,0 +1,93 @@
+"""Engine tensor: the step of one process on every mesh, also where gradients accumulate, are clipped, and replicas have
+no rows; checkpoints from one mesh to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from command import TESTS
+from ranks import Ranks, engine_facts, prove
+from samestep.commands.engine_rows import refusal
+from samestep.records.inspection import JobFacts
+from samestep.records.plan import Plan, RunTask
+from samestep.tasks.inspect.engines import dividing_engines
+from samestep.tasks.inspect.job import inspect_job
+from samestep.world.mesh import parse_mesh
+
+HEADS = f"{TESTS}/mutations/jobs.py:heads"
+
+
+@pytest.fixture(scope="module")
+def reference_rank() -> Iterator[Ranks]:
+    with Ranks(1) as rank:
+        yield rank
+
+
+@pytest.mark.parametrize(
+    ("mesh", "complete"),
+    [
+        ("data=2,tensor=2", False),
+        pytest.param("tensor=2", True, marks=pytest.mark.check),
+        pytest.param("tensor=4", False, marks=pytest.mark.check),
+        pytest.param("data=3,tensor=2", True, marks=pytest.mark.full),
+        pytest.param("data=2", False, marks=pytest.mark.full),
+    ],
+)
+def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_rank: Ranks) -> None:
+    facts = engine_facts("tensor", 0, mesh=mesh)
+    assert facts.mesh and facts.layout
+    with Ranks(facts.mesh.size, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, HEADS, "tensor", complete=complete, mesh=mesh)
+    assert verdict.verdict == "same", verdict
+    assert facts.layout.replicas == facts.mesh.replicas
+
+
+def inspected(mesh: str, size: int, **settings: str) -> JobFacts:
+    row = engine_facts("tensor", size, mesh=mesh)
+    return inspect_job(
+        HEADS, settings, size, 8, "cpu", fewer=[row.replicas], dividing=dividing_engines([row], [], "cpu")
+    )
+
+
+def test_a_mesh_that_it_does_not_take_is_refused_before_any_rank_starts() -> None:
+    facts = inspected("tensor=2", 2)
+    assert refusal(engine_facts("tensor", 2), facts) is None
+    assert facts.divided["tensor"].id == "tensor_ranks_divide_the_model"
+    for engine, mesh, axis in (
+        ("tensor", "stage=2", "stage"),
+        ("ddp", "tensor=2", "tensor"),
+        ("fsdp", "tensor=2", "tensor"),
+    ):
+        why = refusal(engine_facts(engine, 2, mesh=mesh), facts)
+        assert why and why.id == "engine_does_not_take_axis" and why.fields["axis"] == axis
+
+
+def test_heads_that_do_not_divide_are_refused_before_any_rank_starts() -> None:
+    why = refusal(engine_facts("tensor", 3), inspected("tensor=3", 3))
+    assert why and why.id == "layer_splits_over_other_ranks" and why.fields["ranks"] == 3
+
+
+@pytest.mark.check
+def test_a_run_goes_on_from_one_mesh_to_another(tmp_path: Path) -> None:
+    """One process, then two tensor ranks, then four, then one process: the weights of one that was not interrupted."""
+
+    def run(folder: str, engine: str, mesh: str, stop_after: int | None) -> Mapping[str, Any]:
+        arranged = parse_mesh(mesh)
+        weights = tmp_path / folder / "weights.safetensors"
+        task = RunTask(str(weights), stop_after=stop_after, check_replicas=1)
+        with Ranks(arranged.size if arranged else 1) as ranks:
+            ranks.work(Plan("", 0.0, HEADS, {}, engine, trainings=(task,), mesh=arranged))
+        return load_file(weights)
+
+    whole = run("whole", "single", "", None)
+    for engine, mesh, stop_after in (("single", "", 3), ("tensor", "tensor=2", 5), ("tensor", "data=1,tensor=4", 7)):
+        run("chain", engine, mesh, stop_after)
+    last = run("chain", "single", "", None)
+    for name, tensor in whole.items():
+        np.testing.assert_allclose(last[name], tensor, atol=2e-5, err_msg=name)

@@ -1,0 +1,149 @@
+"""Faults of tensor parallelism, planted on two replicas of two ranks each."""
+
+from __future__ import annotations
+
+from mutations.faults.fault import Fault
+
+TENSOR, JOBS, MESH = "engines/tensor.py", ("heads",), "data=2,tensor=2"
+GRADIENT, LOSS = ("first gradient",), ("loss",)
+AVERAGE = '                average_gradients(model, ranks["data"])\n'
+COLUMNS = "        return ColwiseParallel()\n"
+ROWS = "    return RowwiseParallel()\n"
+
+
+def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "") -> Fault:
+    return Fault(f"tensor: {name}", file, old, new, named, cause, JOBS, engine="tensor", mesh=MESH)
+
+
+FAULTS = (
+    fault(
+        "the gradient of what is before a split layer is not reduced over the tensor ranks",
+        TENSOR,
+        COLUMNS,
+        "        split = ColwiseParallel()\n\n"
+        "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
+        "            given = DTensor.from_local(inputs[0], ranks, [Replicate()], run_check=False)\n"
+        "            if given.requires_grad:\n"
+        "                given.register_hook(\n"
+        "                    lambda g: DTensor.from_local(g.to_local(), ranks, [Replicate()], run_check=False)\n"
+        "                )\n"
+        "            return given\n\n"
+        "        split._prepare_input_fn = unreduced\n"
+        "        return split\n",
+        GRADIENT,
+    ),
+    fault("the replicas' gradients never averaged", TENSOR, AVERAGE, "", GRADIENT),
+    fault("the replicas' gradients summed", TENSOR, "            gradient /= replicas.size()\n", "", GRADIENT),
+    fault(
+        "gradients averaged over all ranks, which have other parts",
+        TENSOR,
+        "dist.all_reduce(gradient, group=replicas.get_group())\n            gradient /= replicas.size()\n",
+        "dist.all_reduce(gradient)\n            gradient /= dist.get_world_size()\n",
+        GRADIENT,
+    ),
+    fault(
+        "the gradients of split layers left out of the average",
+        TENSOR,
+        "        if parameter.grad is not None:\n            gradient = block_of",
+        "        if not isinstance(parameter.grad, DTensor | None):\n            gradient = block_of",
+        GRADIENT,
+    ),
+    fault(
+        "the gradients of whole layers left out of the average",
+        TENSOR,
+        "        if parameter.grad is not None:\n            gradient = block_of",
+        "        if isinstance(parameter.grad, DTensor):\n            gradient = block_of",
+        GRADIENT,
+    ),
+    fault(
+        "no backward pass but of the last micro-batch",
+        TENSOR,
+        "            loss.backward()\n",
+        "            if batch.completes_step:\n                loss.backward()\n",
+        GRADIENT,
+    ),
+    fault(
+        "clipped before the average",
+        TENSOR,
+        AVERAGE
+        + "                if job.clip_norm is not None:\n"
+        + "                    clip(model.parameters(), job.clip_norm)\n",
+        "                if job.clip_norm is not None:\n"
+        "                    clip(model.parameters(), job.clip_norm)\n" + AVERAGE,
+        LOSS,
+    ),
+    fault(
+        "the norm of whole layers counted once a tensor rank",
+        TENSOR,
+        "norm.full_tensor() if isinstance(norm, DTensor) else norm)",
+        "norm.full_tensor() if isinstance(norm, DTensor) else norm * 2**0.5)",
+        LOSS,
+    ),
+    fault(
+        "each rank clips by the norm of its own parts",
+        TENSOR,
+        "get_total_norm([parameter.grad for",
+        "get_total_norm([block_of(parameter.grad) for",
+        (*LOSS, "replicas"),
+    ),
+    fault(
+        "split layers are not clipped",
+        TENSOR,
+        "    for group in filter(None, (split, whole)):\n        clip_grads",
+        "    for group in filter(None, (whole,)):\n        clip_grads",
+        LOSS,
+    ),
+    fault(
+        "the optimizer built before splitting",
+        TENSOR,
+        '        parallelize_module(model, ranks["tensor"], styles)\n'
+        "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n",
+        '        optimizer = job.optimizer.build(model)\n        parallelize_module(model, ranks["tensor"], styles)\n',
+        GRADIENT,
+    ),
+    fault(
+        "the parts of an output averaged, not added up",
+        TENSOR,
+        ROWS,
+        "    layer.register_forward_hook(lambda *given: given[2] / 2)\n    return RowwiseParallel()\n",
+        LOSS,
+    ),
+    fault(
+        "a replica other than the first leaves out its last update of split layers",
+        TENSOR,
+        "                optimizer.step()\n",
+        "                if world.replica and run.count.done == run.steps - 1:\n"
+        "                    for parameter in model.parameters():\n"
+        "                        parameter.grad = None if isinstance(parameter.grad, DTensor) else parameter.grad\n"
+        "                optimizer.step()\n",
+        ("replicas",),
+    ),
+    fault(
+        "rows shared out by ranks instead of replicas",
+        "data/loader.py",
+        "    micro_batches = schedule.micro_batches_of(world.replica, steps, from_batch)\n",
+        "    micro_batches = schedule.micro_batches_of(world.rank % schedule.world_size, steps, from_batch)\n",
+        ("failed",),  # the ranks of a replica add up parts of other rows, of which some have more
+    ),
+    fault(
+        "a step shared out among as many replicas as ranks",
+        "training.py",
+        "schedule_of(job, world.replicas)",
+        "schedule_of(job, world.size)",
+        ("rows", "indices"),
+    ),
+    fault(
+        "dropout by ranks instead of replicas",
+        "rank/step.py",
+        "first = self._world.replica * len",
+        "first = self._world.rank * len",
+        LOSS,
+    ),
+    fault(
+        "dropout equal on all replicas",
+        "rank/step.py",
+        "first = self._world.replica * len",
+        "first = 0 * len",
+        LOSS,
+    ),
+)

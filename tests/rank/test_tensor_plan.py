@@ -1,0 +1,179 @@
+"""How tensor parallel ranks divide a model: what is found in it, what is asked for, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from mutations.jobs import heads
+from samestep import Job, Recipe
+from samestep.errors import UserError
+from samestep.rank.tensor_plan import division_of
+
+
+class Fused(nn.Module):
+    """Query, key and value in one layer, and a number of heads that is fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.project = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        query, key, value = (part.view(rows, 2, 1, -1) for part in self.attend(x).chunk(3, -1))
+        return self.project(F.scaled_dot_product_attention(query, key, value).reshape(rows, -1))  # type: ignore[no-any-return]
+
+
+class Skipped(nn.Module):
+    """The columns of the first layer are needed whole beside the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.second(hidden) + hidden.flip(-1)  # type: ignore[no-any-return]
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(torch.relu(self.first(x)))))  # type: ignore[no-any-return]
+
+
+def zero(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def job(model: Callable[[], nn.Module], parallel: Mapping[str, str] | None = None) -> Job:
+    inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    return Job(
+        model=model,
+        criterion=lambda output, batch: output.square().mean(),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        train=TensorDataset(inputs, inputs),
+        global_batch=4,
+        parallel=parallel,
+    )
+
+
+def sequence(*between: nn.Module, out: int = 3) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(8, 12), *between, nn.Linear(12, out))
+
+
+PAIR = {"0": "colwise", "2": "rowwise"}
+TWO_PAIRS = {"0": "colwise", "1": "rowwise", "2": "colwise", "3": "rowwise"}
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (sequence(nn.GELU()), PAIR),
+        (sequence(nn.Softsign()), PAIR),
+        (
+            lambda: nn.Sequential(nn.Linear(8, 12), nn.ReLU(), zero(nn.Linear(12, 8))),
+            PAIR,
+        ),  # as of a new residual block
+        (lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), TWO_PAIRS),
+        (sequence(nn.LayerNorm(12), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
+        (sequence(nn.Softmax(-1), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
+        (sequence(nn.PReLU(12), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
+        (sequence(nn.BatchNorm1d(12), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
+        (Fused, {"attend": "colwise_gather", "project": "colwise_gather"}),
+        (Skipped, {"first": "colwise_gather", "second": "colwise_gather"}),
+        (Twice, {"second": "colwise_gather"}),
+    ],
+    ids=["gelu", "softsign", "zeros", "four", "norm", "softmax", "prelu", "batchnorm", "fused", "skipped", "twice"],
+)
+def test_what_can_be_split_is_found(model: Callable[[], nn.Module], found: Mapping[str, str]) -> None:
+    assert division_of(job(model), 2).plan == found
+
+
+def test_attention_is_split_by_heads_and_what_is_tied_stays_whole() -> None:
+    columns, rows = ("query", "key", "value", "gate", "up"), ("project", "down")
+    of_block = {name: "colwise" for name in columns} | {name: "rowwise" for name in rows}
+    expected = {f"blocks.{number}.{name}": style for number in (0, 1) for name, style in of_block.items()}
+    assert division_of(heads(), 2).plan == expected
+
+
+def test_a_plan_takes_no_random_numbers_from_the_training() -> None:
+    before = torch.random.get_rng_state()
+    division_of(job(sequence(nn.GELU())), 2)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_layers_around_a_dropout_stay_whole_and_this_is_said() -> None:
+    def model() -> nn.Module:
+        after = [nn.LayerNorm(3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)]
+        return nn.Sequential(*sequence(nn.Dropout(0.5))().children(), *after)
+
+    division = division_of(job(model), 2)
+    assert division.plan == {"4": "colwise", "6": "rowwise"}
+    said = division.said(model(), 2)
+    assert said.id == "tensor_ranks_divide_the_model"
+    assert dict(said.fields) == {
+        "ranks": 2,
+        "plan": "4 colwise, 6 rowwise",
+        "split": 26,
+        "total": 179,
+        "random": ["2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "ranks", "said"),
+    [
+        (sequence(nn.GELU()), None, 5, "layer_does_not_divide"),
+        (sequence(nn.LayerNorm(12)), None, 5, "no_layer_can_be_split"),
+        (lambda: nn.Sequential(nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 8, 1)), None, 2, "no_layer_can_be_split"),
+        (sequence(nn.GELU()), {"0": "columns"}, 2, "parallel_has_no_such_style"),
+        (sequence(nn.GELU()), {"first": "colwise"}, 2, "parallel_names_no_layer"),
+        (sequence(nn.GELU()), PAIR, 5, "layer_does_not_divide"),
+        (sequence(nn.GELU()), {"0": "colwise"}, 2, "parts_of_split_layers_do_not_add_up"),
+        (sequence(nn.GELU()), {"2": "rowwise"}, 2, "parts_of_split_layers_do_not_add_up"),
+        (sequence(nn.LayerNorm(12)), PAIR, 2, "parts_of_split_layers_do_not_add_up"),
+        (sequence(nn.Dropout(0.5)), PAIR, 2, "random_numbers_inside_of_split_layers"),
+        (Skipped, {"first": "colwise", "second": "rowwise"}, 2, "parts_of_split_layers_do_not_add_up"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    model: Callable[[], nn.Module], parallel: Mapping[str, str] | None, ranks: int, said: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        division_of(job(model, parallel), ranks)
+    assert raised.value.message.id == said
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "said"),
+    [
+        (None, 3, "layer_splits_over_other_ranks"),  # 4 heads
+        ({"embedding": "rowwise"}, 11, "tied_layer_is_not_split"),
+        ({"embedding": "rowwise"}, 2, "layer_does_not_divide"),  # 11 tokens
+        ({"embedding": "colwise"}, 11, "embedding_is_split_rowwise"),
+        ({"blocks.*.query": "colwise", "blocks.*.project": "rowwise"}, 2, "parts_of_split_layers_do_not_add_up"),
+    ],
+)
+def test_heads_and_vocabulary_must_divide(parallel: Mapping[str, str] | None, ranks: int, said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        division_of(replace(heads(), parallel=parallel), ranks)
+    assert raised.value.message.id == said
+
+
+def test_single_layers_are_gathered_where_they_are_asked_for() -> None:
+    asked: dict[str, Any] = {"0": "colwise_gather"}
+    assert division_of(job(sequence(nn.LayerNorm(12)), asked), 3).plan == asked
