@@ -101,8 +101,8 @@ class Checks:
     about an error of its library that the user can fix, or None. says_lost(error): whether an error of its library only
     means that another rank has ended. cannot_skip: why --on-nan skip cannot leave out a step of it; '': it can.
     cannot_spot_check: why its steps are not replayed by --spot-check; '': they are.
-    divides(job, world, **settings): how the ranks of a replica divide the job's model, for the user to read; raises
-    UserError where they cannot. It is called before any rank starts.
+    divides(job, world, **settings): how the ranks of a replica divide the job's model, for the user to read; None: they
+    do not. Raises UserError where they cannot. It is called before any rank starts.
     """
 
     settings: Callable[..., None] | None = None
@@ -111,7 +111,7 @@ class Checks:
     says_lost: Callable[[BaseException], bool] = field(default=lambda error: False)
     cannot_skip: str | Message = ""
     cannot_spot_check: str | Message = message("engine_was_not_tried_with_spot_checks")  # noqa: RUF009 - frozen
-    divides: Callable[..., Message] | None = None
+    divides: Callable[..., Message | None] | None = None
 
 
 @dataclass(frozen=True)

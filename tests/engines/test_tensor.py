@@ -62,7 +62,7 @@ def test_a_mesh_that_it_does_not_take_is_refused_before_any_rank_starts() -> Non
     for engine, mesh, axis in (
         ("tensor", "stage=2", "stage"),
         ("ddp", "tensor=2", "tensor"),
-        ("fsdp", "tensor=2", "tensor"),
+        ("fsdp", "sequence=2", "sequence"),
     ):
         why = refusal(engine_facts(engine, 2, mesh=mesh), facts)
         assert why and why.id == "engine_does_not_take_axis" and why.fields["axis"] == axis

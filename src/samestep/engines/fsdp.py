@@ -1,5 +1,9 @@
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
+    samestep verify my_job.py --engine fsdp --nproc 2
+    samestep verify my_job.py --engine fsdp --mesh data=2,shard=2     # HSDP: two replicas of the shards
+    samestep verify my_job.py --engine fsdp --mesh shard=2,tensor=2   # shards of tensor parallel layers
+
 wrap: what is sharded as one unit: the blocks that the model repeats ('auto'), each of its children, each module of the
 class that is named, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
@@ -27,6 +31,7 @@ from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import process_group
 from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
+from samestep.rank.tensor_parallel import clip_whole_norm, device_mesh, how_divided, split_layers
 from samestep.training import Run
 from samestep.world import World
 
@@ -36,14 +41,20 @@ INSIDE = message("compute_inside_of_forward")
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    # FSDP does not synchronise buffers.
-    return Layout(replicas=world.size, buffers="local", no_scalars=True, no_optimizers=NOT_ON_SHARDS)
+    # FSDP does not synchronise buffers. SyncBatchNorm would count the rows of tensor parallel ranks several times.
+    alone = world.replicas < world.size
+    options: dict[str, Any] = {"buffers": "local", "lone_batchnorm": alone, "no_scalars": True}
+    return Layout(replicas=world.replicas, no_optimizers=NOT_ON_SHARDS, **options)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
     if precision == "full":
         return Numerics()
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})
+
+
+def divides(job: Job, world: World, **settings: Any) -> Message | None:
+    return how_divided(job, world)
 
 
 def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
@@ -74,11 +85,17 @@ def train(
     with process_group(world):
         model: Any = job.model().to(world.device)
         blocks = units_of(model, wrap)
+        mesh = init_device_mesh(world.device.partition(":")[0], (world.size,))
+        if world.mesh:
+            ranks = device_mesh(world, ("data", "shard", "tensor"))
+            mesh = ranks["data", "shard"] if ranks["data"].size() > 1 else ranks["shard"]
+            if ranks["tensor"].size() > 1:  # before sharding: of each part its own shards
+                split_layers(model, job, ranks["tensor"])
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
             again = blocks or units_of(model, "auto")
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
         reads = FSDPReads(model, [*blocks, model], WHOLE if reshard or wrap != "root" else INSIDE)
-        mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
+        lower = MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
@@ -97,7 +114,9 @@ def train(
                 loss = run.loss(model, batch)
                 loss.backward()
             if batch.completes_step:
-                if job.clip_norm is not None:
+                if job.clip_norm is not None and world.mesh:
+                    clip_whole_norm(model.parameters(), job.clip_norm)
+                elif job.clip_norm is not None:
                     clip_grad_norm_(model.parameters(), job.clip_norm)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -117,5 +136,6 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
     numerics=numerics,
-    checks=Checks(settings=check, units=units, explain=explain, cannot_spot_check=""),
+    checks=Checks(settings=check, units=units, explain=explain, cannot_spot_check="", divides=divides),
+    axes=("shard", "data", "tensor"),
 )

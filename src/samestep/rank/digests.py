@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from math import prod
 from typing import Any
 
 import torch
@@ -63,15 +64,33 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in named if not is_shard(p) and not hasattr(p, "ds_id")}
 
 
-def parts_with_copies(model: nn.Module, world: World) -> dict[str, Tensor]:
-    """Returns this rank's parts of the parameters that the ranks of each replica divide among themselves: 'NAME from
-    [row, column]' -> the part, of which every replica has a copy."""
-    parts = {}
+def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Tensor]]:
+    """Returns what other ranks have copies of, by place: the ranks that hold the same parts number them alike.
+
+    Place 0 has the parameters that this rank holds whole. The others have its parts of those that the axes of a mesh
+    divide: 'NAME from [row, column]' -> the part. Of `places(world)` places it returns those that hold something.
+    """
+    copied = {0: whole_parameters(model)}
     parameters: dict[str, Any] = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if is_shard(parameter) and parameter.device_mesh.size() < world.size:
-            parts[f"{name} from {[*place_of(parameter)[1]]}"] = block_of(parameter)
-    return parts
+    sizes = world.mesh.sizes if world.mesh else {}
+    for name, parameter in parameters.items() if sizes else ():
+        if not is_shard(parameter):
+            continue
+        mesh, place, parts = parameter.device_mesh, 0, 1
+        coordinates = dict(zip(mesh.mesh_dim_names or (), zip(parameter.placements, mesh.get_coordinate() or ())))
+        for axis, size in sizes.items():
+            placement, coordinate = coordinates.get(axis, (None, 0))
+            is_split = placement is not None and not placement.is_replicate()
+            parts *= size if is_split else 1
+            place = place * (size + 1) + (1 + coordinate if is_split else 0)
+        if parts < world.size:
+            copied.setdefault(place, {})[f"{name} from {[*place_of(parameter)[1]]}"] = block_of(parameter)
+    return copied
+
+
+def places(world: World) -> int:
+    """Returns how many places `copied_parameters` numbers: along each axis of the mesh, whole or one of its parts."""
+    return prod(size + 1 for size in (world.mesh.sizes if world.mesh else {}).values())
 
 
 def digests(tensors: dict[str, Tensor]) -> list[int]:

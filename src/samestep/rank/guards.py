@@ -23,7 +23,7 @@ from samestep.data.schedule import Schedule
 from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
 from samestep.job import Job, MicroBatch
 from samestep.message import Message, message
-from samestep.rank.digests import bits_digest, digests, parts_with_copies, whole_parameters
+from samestep.rank.digests import bits_digest, copied_parameters, digests, places
 from samestep.rank.meter import Meter
 from samestep.rank.shards import block_of
 from samestep.world import World
@@ -234,8 +234,8 @@ class ReplicaGuard:
         return self.world.size > 1 and done % self.every == 0
 
     def check(self, model: nn.Module, done: int) -> None:
-        """Compares the replicas with one all-reduce of two numbers, and of two for each part into which the ranks of a
-        replica divide the model.
+        """Compares the replicas with one all-reduce of two numbers, and of two for each part into which a mesh divides
+        the model.
 
         Where they differ, a rank that has drifted raises ReplicasDiffer and the others LostPeer; both name the first
         tensor.
@@ -243,15 +243,15 @@ class ReplicaGuard:
         if self.world.size == 1 or done == self._checked:
             return
         self._checked = done
-        tensors, parts = whole_parameters(model), parts_with_copies(model, self.world)
-        digest_of = dict(zip([*tensors, *parts], digests({**tensors, **parts})))
-        greatest = torch.full((1 + self.world.size // self.world.replicas, 2), LEAST, device=self.world.device)
-        for place, names in ((0, tensors), (1 + self.world.part, parts)):
-            digest = int(bits_digest(torch.tensor([digest_of[name] for name in names], dtype=torch.int64)))
+        copied = copied_parameters(model, self.world)
+        digest_of = {place: dict(zip(tensors, digests(tensors))) for place, tensors in copied.items()}
+        greatest = torch.full((places(self.world), 2), LEAST, device=self.world.device)
+        for place, of_tensors in digest_of.items():
+            digest = int(bits_digest(torch.tensor([*of_tensors.values()], dtype=torch.int64)))
             greatest[place] = torch.tensor([digest, -digest])
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
-        if any(high != -low for high, low in greatest.tolist()):
-            self._raise(digest_of, done)
+        if any(high not in (-low, LEAST) for high, low in greatest.tolist()):
+            self._raise({name: digest for held in digest_of.values() for name, digest in held.items()}, done)
 
     def _raise(self, digest_of: dict[str, int], done: int) -> None:
         of_rank: list[dict[str, int]] = gather_from_ranks(digest_of, self.world)

@@ -18,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.digests import digest_rows, digest_state, digests, parts_with_copies, whole_parameters
+from samestep.rank.digests import copied_parameters, digest_rows, digest_state, digests
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
 from samestep.records.record import MicroBatchRecord, TensorRecord
@@ -157,7 +157,8 @@ class Observer:
 
     def end(self, model: nn.Module) -> None:
         """Takes the digests of the last weights."""
-        parameters = {**whole_parameters(model), **parts_with_copies(model, self.world)}
+        copied = copied_parameters(model, self.world)
+        parameters = {name: tensor for tensors in copied.values() for name, tensor in tensors.items()}
         self.end_digests = dict(zip(parameters, digests(parameters)))
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:

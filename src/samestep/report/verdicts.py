@@ -440,7 +440,7 @@ def shares_of(results: CompareResults) -> Message:
     """Returns how a step's rows are shared out: among the replicas, where the ranks of all engines share theirs."""
     replicas = {row.replicas for row in results.engines if row.mesh}
     others = [row for row in results.engines if not row.mesh and row.replicas != 1]
-    if len(replicas) != 1 or others:
+    if len(replicas) != 1 or others or replicas == {results.world_size}:
         return shares(results.global_batch, results.world_size)
     (count,) = replicas
     assert count

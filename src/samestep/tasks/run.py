@@ -122,7 +122,8 @@ def _spot_checks(
     numerics = engine.numerics(**plan.engine_settings)
     exact = numerics.without if numerics.lossy else {}
     inexact = ", ".join(f"{name}={plan.engine_settings.get(name)}" for name in exact)
-    check_can_spot_check(job, engine.checks.cannot_spot_check, inexact)
+    cannot = message("spot_checks_need_whole_replicas") if world.replicas < world.size else ""
+    check_can_spot_check(job, cannot or engine.checks.cannot_spot_check, inexact)
     from torch._inductor import config as inductor
 
     inductor.fallback_random = True  # dropout that is compiled draws what the replay's draws

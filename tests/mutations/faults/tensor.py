@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.faults.fault import Fault
 
-TENSOR, JOBS, MESH = "engines/tensor.py", ("heads",), "data=2,tensor=2"
+TENSOR, SPLIT, JOBS, MESH = "engines/tensor.py", "rank/tensor_parallel.py", ("heads",), "data=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = '                average_gradients(model, ranks["data"])\n'
 COLUMNS = "        return ColwiseParallel()\n"
@@ -18,7 +18,7 @@ def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], caus
 FAULTS = (
     fault(
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
-        TENSOR,
+        SPLIT,
         COLUMNS,
         "        split = ColwiseParallel()\n\n"
         "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
@@ -45,14 +45,14 @@ FAULTS = (
         "the gradients of split layers left out of the average",
         TENSOR,
         "        if parameter.grad is not None:\n            gradient = block_of",
-        "        if not isinstance(parameter.grad, DTensor | None):\n            gradient = block_of",
+        "        if not isinstance(parameter.grad, dist.tensor.DTensor | None):\n            gradient = block_of",
         GRADIENT,
     ),
     fault(
         "the gradients of whole layers left out of the average",
         TENSOR,
         "        if parameter.grad is not None:\n            gradient = block_of",
-        "        if isinstance(parameter.grad, DTensor):\n            gradient = block_of",
+        "        if isinstance(parameter.grad, dist.tensor.DTensor):\n            gradient = block_of",
         GRADIENT,
     ),
     fault(
@@ -67,43 +67,43 @@ FAULTS = (
         TENSOR,
         AVERAGE
         + "                if job.clip_norm is not None:\n"
-        + "                    clip(model.parameters(), job.clip_norm)\n",
+        + "                    clip_whole_norm(model.parameters(), job.clip_norm)\n",
         "                if job.clip_norm is not None:\n"
-        "                    clip(model.parameters(), job.clip_norm)\n" + AVERAGE,
+        "                    clip_whole_norm(model.parameters(), job.clip_norm)\n" + AVERAGE,
         LOSS,
     ),
     fault(
         "the norm of whole layers counted once a tensor rank",
-        TENSOR,
+        SPLIT,
         "norm.full_tensor() if isinstance(norm, DTensor) else norm)",
         "norm.full_tensor() if isinstance(norm, DTensor) else norm * 2**0.5)",
         LOSS,
     ),
     fault(
         "each rank clips by the norm of its own parts",
-        TENSOR,
+        SPLIT,
         "get_total_norm([parameter.grad for",
         "get_total_norm([block_of(parameter.grad) for",
         (*LOSS, "replicas"),
     ),
     fault(
         "split layers are not clipped",
-        TENSOR,
-        "    for group in filter(None, (split, whole)):\n        clip_grads",
-        "    for group in filter(None, (whole,)):\n        clip_grads",
+        SPLIT,
+        "        for group in of_mesh.values():\n            clip_grads",
+        "        for group in [of_mesh[None]]:\n            clip_grads",
         LOSS,
     ),
     fault(
         "the optimizer built before splitting",
         TENSOR,
-        '        parallelize_module(model, ranks["tensor"], styles)\n'
+        '            split_layers(model, job, ranks["tensor"])\n'
         "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n",
-        '        optimizer = job.optimizer.build(model)\n        parallelize_module(model, ranks["tensor"], styles)\n',
+        '            optimizer = job.optimizer.build(model)\n            split_layers(model, job, ranks["tensor"])\n',
         GRADIENT,
     ),
     fault(
         "the parts of an output averaged, not added up",
-        TENSOR,
+        SPLIT,
         ROWS,
         "    layer.register_forward_hook(lambda *given: given[2] / 2)\n    return RowwiseParallel()\n",
         LOSS,
@@ -114,7 +114,8 @@ FAULTS = (
         "                optimizer.step()\n",
         "                if world.replica and run.count.done == run.steps - 1:\n"
         "                    for parameter in model.parameters():\n"
-        "                        parameter.grad = None if isinstance(parameter.grad, DTensor) else parameter.grad\n"
+        "                        if isinstance(parameter.grad, dist.tensor.DTensor):\n"
+        "                            parameter.grad = None\n"
         "                optimizer.step()\n",
         ("replicas",),
     ),

@@ -32,6 +32,7 @@ from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, speci
 from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
+from samestep.world.mesh import OF_REPLICAS
 
 RUNTIME = runtime.__name__
 TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts that whole_run.py trains
@@ -65,7 +66,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
             f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
             f"{', '.join(launch)} alone; choose another engine"
         )
-    if engine.checks.divides:
+    if engine.axes[0] not in OF_REPLICAS:
         raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
     given = _given(function, texts, target)
     module, called = home(target, function)
@@ -120,6 +121,7 @@ class ScriptPlan:
         start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
         self.settings = {} if simple else _unlike_the_defaults(engine, settings)
         values: dict[str, Any] = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
+        values["world.mesh"] = None  # scripts are written for replicas of one rank each
         values |= dict(reach.values)
         self.reach = replace(reach, values=values, parameters={"train": texts if simple else {}, "start": start})
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"

@@ -92,7 +92,7 @@ def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.
 
 def dividing_engines(
     rows: Sequence[EngineFacts], names: Sequence[str], device: str
-) -> dict[str, Callable[[Job], Message]]:
+) -> dict[str, Callable[[Job], Message | None]]:
     """Returns the engines of this command whose ranks divide a model -> what divides a job's. names: none: all."""
     chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
     dividing = [(row, engines.load(row.name).checks.divides) for row in chosen]

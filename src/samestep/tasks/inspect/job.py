@@ -57,7 +57,7 @@ def inspect_job(
     units: Mapping[str, Units] = MappingProxyType({}),
     also: int | None = 0,
     proves: bool = True,
-    dividing: Mapping[str, Callable[[Job], Message]] = MappingProxyType({}),
+    dividing: Mapping[str, Callable[[Job], Message | None]] = MappingProxyType({}),
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
@@ -129,13 +129,14 @@ def inspect_job(
 
 
 def _divided(
-    job: Job, dividing: Mapping[str, Callable[[Job], Message]]
+    job: Job, dividing: Mapping[str, Callable[[Job], Message | None]]
 ) -> tuple[dict[str, Message], dict[str, Message]]:
     """Returns engine -> how its ranks divide the model, and engine -> why they cannot."""
     divided, undivided = dict[str, Message](), dict[str, Message]()
     for engine, divides in dividing.items():
         try:
-            divided[engine] = divides(job)
+            if said := divides(job):
+                divided[engine] = said
         except UserError as error:
             undivided[engine] = error.message
     return divided, undivided

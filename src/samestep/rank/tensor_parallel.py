@@ -1,0 +1,70 @@
+"""Tensor parallel layers on a mesh of ranks: torch's styles for a plan, and the norm of gradients on several meshes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from samestep.job import Job
+from samestep.message import Message
+from samestep.rank.tensor_plan import COLWISE, GATHERED, division_of
+from samestep.world import World
+from samestep.world.mesh import Mesh
+
+
+def device_mesh(world: World, axes: tuple[str, ...]) -> DeviceMesh:
+    """Returns torch's mesh of all ranks. axes: its dimensions, the outermost first."""
+    mesh = world.mesh or Mesh()
+    # Of a weight that FSDP and tensor parallelism both split, torch says at each gathering that it takes two of them.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    sizes = tuple(getattr(mesh, axis) for axis in axes)
+    return init_device_mesh(world.device.partition(":")[0], sizes, mesh_dim_names=axes)
+
+
+def how_divided(job: Job, world: World) -> Message | None:
+    """Returns how the tensor parallel ranks of a replica divide the job's model; None where there are none. Raises
+    UserError where they cannot."""
+    ranks = world.mesh.tensor if world.mesh else 1
+    return division_of(job, ranks, world.device).said(job.model(), ranks) if ranks > 1 else None
+
+
+def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
+    """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. ranks: of one axis."""
+    plan = division_of(job, ranks.size(), str(next(model.parameters()).device)).plan
+    parallelize_module(model, ranks, {name: style_of(style, model.get_submodule(name)) for name, style in plan.items()})
+
+
+def style_of(style: str, layer: nn.Module) -> ParallelStyle:
+    """Returns torch's style: a layer split by columns keeps its part of the output, one by rows adds the parts up."""
+    if style == COLWISE:
+        return ColwiseParallel()
+    if style == GATHERED:
+        return ColwiseParallel(output_layouts=Replicate())
+    if isinstance(layer, nn.Embedding):  # whose input, the tokens, every rank has
+        return RowwiseParallel(input_layouts=Replicate())
+    return RowwiseParallel()
+
+
+def clip_whole_norm(parameters: Iterable[Tensor], max_norm: float) -> None:
+    """Clips by the norm of the whole gradient: the parts of split ones are added up over their ranks, whole ones count
+    once. torch's clip_grad_norm_ takes gradients of one mesh alone."""
+    of_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            of_mesh.setdefault(mesh, []).append(parameter)
+    norms = []
+    for group in of_mesh.values():
+        norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if norms:
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        for group in of_mesh.values():
+            clip_grads_with_norm_(group, max_norm, total)
