@@ -31,6 +31,7 @@ def verify(*arguments: str, out: Path) -> Any:
         {"ranks_as": "threads", "launchers": "torchrun"},
         {"ranks_as": "threads", "resume": True},
         {"ranks_as": "threads", "device": "cuda"},
+        {"ranks_as": "threads", "nproc": 65},
     ],
 )
 def test_what_does_not_go_with_threads_is_one_sentence(given: dict[str, Any]) -> None:

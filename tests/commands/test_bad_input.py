@@ -75,6 +75,14 @@ CASES = {
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=0"],
         "--set-engine bucket_mb=0: it must be above 0",
     ),
+    "spot checks of a library's loop": (
+        ["run", "--engine", "accelerate", "--spot-check", "every=9"],
+        "--spot-check: the steps of this engine are not replayed: its library was not tried so; leave it out, or",
+    ),
+    "spot checks of inexact gradients": (
+        ["run", "--engine", "ddp", "--set-engine", "compress=fp16", "--spot-check", "every=9"],
+        "--spot-check: the steps of this engine are not replayed: compress=fp16 is inexact on purpose; leave it out",
+    ),
     "a host that is an option": (["run", "--hosts", "h1,-oProxyCommand=x"], "--hosts '-oProxyCommand=x': this is no"),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],

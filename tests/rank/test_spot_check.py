@@ -17,9 +17,9 @@ from command import TESTS, samestep
 from ranks import skip_unless_here
 from samestep import engine as engines
 from samestep.engine import Layout
-from samestep.errors import Refused, UserError
+from samestep.errors import UserError
 from samestep.job import Job
-from samestep.rank.spot_check import WAITING, ReplayProcess, SpotChecks, check_can_spot_check
+from samestep.rank.spot_check import WAITING, ReplayProcess, SpotChecks
 from samestep.records.files import read
 from samestep.records.record import MicroBatchRecord
 from samestep.records.results import RunResults
@@ -150,19 +150,6 @@ def test_what_forward_keeps_in_attributes_is_replayed(tmp_path: Path) -> None:
 
     job = replace(replayed.job(), model=model, forward=lambda network, batch: network(batch.inputs))
     assert {check.verdict for check in checked(job, tmp_path)} == {"same"}
-
-
-def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
-    check_can_spot_check(replayed.job(), "", "")
-    lbfgs = replace(replayed.job(), optimizer=replace(replayed.job().optimizer, cls=torch.optim.LBFGS, settings={}))
-    for job, cannot, inexact, id in (
-        (replayed.job(), "its library was not tried so", "", "engine_cannot_spot_check"),
-        (replayed.job(), "", "compress=fp16", "engine_cannot_spot_check"),
-        (lbfgs, "", "", "optimizer_cannot_spot_check"),
-    ):
-        with pytest.raises(Refused) as refused:
-            check_can_spot_check(job, cannot, inexact)
-        assert refused.value.message.id == id
 
 
 def test_a_step_is_left_out_and_said_where_replays_do_not_keep_up(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import message
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
-from samestep.records.inspection import JobFacts
+from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
 from samestep.records.plan import TRACES, EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, Record
@@ -192,6 +192,8 @@ def prepare(
     check_options(machines, row.launcher)
     check_fewer_machines(inspected)
     possible = launch.launchers_for(row.facts.process_kind)
+    if isinstance(training, RunTask) and training.spot_check:
+        check_can_spot_check(row.facts, inspected.job)
     if rank and rank.launcher not in possible:
         raise UserError(
             f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
@@ -223,6 +225,14 @@ def check_options(machines: launch.Machines, launcher: str) -> None:
                 f"{flag} is an option of {' and '.join(having)}, and {launcher} starts this "
                 f"training; leave it out, or add --launcher {having[0]}"
             )
+
+
+def check_can_spot_check(engine: EngineFacts, job: JobFacts) -> None:
+    """Raises Refused for an engine, and for a job, whose steps are not replayed in one process."""
+    if engine.no_spot_checks:
+        raise Refused(message("engine_cannot_spot_check", why=engine.no_spot_checks))
+    if job.needs_closure:
+        raise Refused(message("optimizer_cannot_spot_check", optimizer=job.optimizer))
 
 
 def check_fewer_machines(inspected: InspectedSetup) -> None:

@@ -24,8 +24,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from samestep.errors import Refused, SamestepError, say
-from samestep.job import Batch, Job, MicroBatch
+from samestep.errors import SamestepError, say
+from samestep.job import Batch, MicroBatch
 from samestep.job.phases import CHECKPOINTED
 from samestep.message import Message, as_said, message
 from samestep.rank.checkpoint_files import pack, write_part
@@ -294,16 +294,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(type(key) is str and not key.startswith("$") and _is_plain(inner) for key, inner in value.items())
     return isinstance(value, PLAIN) and not isinstance(value, nn.Parameter) and not is_shard(value)
-
-
-def check_can_spot_check(job: Job, cannot: str | Message, inexact: str) -> None:
-    """Raises Refused for a job, and for an engine, whose steps are not replayed.
-
-    cannot: why not the engine's, as it declares; '': they can. inexact: the engine's setting that makes it inexact.
-    """
-    if cannot:
-        raise Refused(message("engine_cannot_spot_check", why=cannot))
-    if inexact:
-        raise Refused(message("engine_cannot_spot_check", why=message("setting_is_inexact", setting=inexact)))
-    if job.optimizer.needs_closure:
-        raise Refused(message("optimizer_cannot_spot_check", optimizer=job.optimizer.cls.__name__))

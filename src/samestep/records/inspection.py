@@ -62,7 +62,8 @@ class EngineFacts:
     PROCESSES. processes: how many it needs. devices: of all processes. settings: their values. chosen: those that
     --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
     no_threads: why its ranks cannot be threads of one process; None: they can. axes: along which its ranks can be
-    arranged. mesh: how they are; None: each is a replica.
+    arranged. mesh: how they are; None: each is a replica. no_spot_checks: why its steps are not replayed by
+    --spot-check; None: they are.
     """
 
     name: str
@@ -81,6 +82,7 @@ class EngineFacts:
     no_threads: Message | None = None
     axes: tuple[str, ...] = ()
     mesh: Mesh | None = None
+    no_spot_checks: Message | None = None
 
     @property
     def replicas(self) -> int:

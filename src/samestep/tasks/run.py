@@ -22,7 +22,7 @@ from samestep.rank.guards import Guards, check_can_skip
 from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
 from samestep.rank.process_group import checkpoint_store, export_store, stop_store
-from samestep.rank.spot_check import ReplayProcess, SpotChecks, check_can_spot_check
+from samestep.rank.spot_check import ReplayProcess, SpotChecks
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write_array
@@ -115,15 +115,9 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
 def _spot_checks(
     plan: Plan, training: RunTask, job: Job, engine: Engine, *, world: World, steps: int
 ) -> SpotChecks | None:
-    """Returns what looks at steps of a training, with the process that replays them on rank 0. Raises Refused for what
-    cannot be replayed."""
+    """Returns what looks at steps of a training, with the process that replays them on rank 0."""
     if not training.spot_check:
         return None
-    numerics = engine.numerics(**plan.engine_settings)
-    exact = numerics.without if numerics.lossy else {}
-    inexact = ", ".join(f"{name}={plan.engine_settings.get(name)}" for name in exact)
-    cannot = message("spot_checks_need_whole_replicas") if world.replicas < world.size else ""
-    check_can_spot_check(job, cannot or engine.checks.cannot_spot_check, inexact)
     from torch._inductor import config as inductor
 
     inductor.fallback_random = True  # dropout that is compiled draws what the replay's draws

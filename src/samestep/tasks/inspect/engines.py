@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from samestep import engine as engines
+from samestep.engine import Numerics
 from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
@@ -143,6 +144,7 @@ def _facts(
     except PackageNotFoundError:
         installed = None
     settings = {**known, **chosen}
+    numerics = engine.numerics(**settings)
     return EngineFacts(
         name=name,
         available=reason is None,
@@ -156,11 +158,20 @@ def _facts(
         settings=settings,
         chosen={key: value for key, value in chosen.items() if value != known[key]},
         layout=engine.layout(world, **settings),
-        numerics=engine.numerics(**settings),
+        numerics=numerics,
         no_threads=as_said(engine.needs.no_threads) if engine.needs.no_threads else None,
         axes=() if alone else engine.axes,
         mesh=mesh,
+        no_spot_checks=_why_no_spot_checks(engine, numerics, settings, world),
     )
+
+
+def _why_no_spot_checks(engine: engines.Engine, numerics: Numerics, settings: Mapping[str, Any]) -> Message | None:
+    """Returns why a step of an engine with these settings is not replayed in one process; None where it is."""
+    if cannot := engine.checks.cannot_spot_check:
+        return as_said(cannot)
+    inexact = [f"{name}={settings.get(name)}" for name in numerics.without] if numerics.lossy else []
+    return message("setting_is_inexact", setting=", ".join(inexact)) if inexact else None
 
 
 def _requirements(extra: str, needs: Sequence[str]) -> str:
