@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from samestep import Batch, Job, LRSchedule, Phase, Recipe
+from samestep import Batch, Job, Lanes, LRSchedule, Phase, Recipe
 from samestep.data.stream import Stream
 
 
@@ -260,6 +260,39 @@ def warming(rows: int = 45, global_batch: int = 10) -> Job:
         optimizer=Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
         scheduler=LRSchedule(lambda optimizer: LambdaLR(optimizer, lambda count: (count + 1) / 20)),
         ema=0.9,
+        train=_points(rows),
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+class Carrying(nn.Module):
+    """A GRU's cell, whose hidden state its rows carry on. shapes: [N, 6], [N, 8] -> [N, 3], [N, 8]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(6, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden: Tensor = self.cell(inputs, state)
+        return self.head(hidden), hidden
+
+
+def _recurrent() -> nn.Module:
+    torch.manual_seed(13)
+    return Carrying()
+
+
+def carrying(rows: int = 50, global_batch: int = 10) -> Job:
+    """A hidden state that goes from each row to the one in its place of the next step."""
+    return Job(
+        model=_recurrent,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        forward=lambda model, batch: model(batch.inputs, batch.state),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        carry_state=True,
+        order=Lanes(),
+        last="drop",
         train=_points(rows),
         global_batch=global_batch,
         epochs=2,

@@ -113,7 +113,8 @@ class Hypothesis:
     averages: how often the averaged weights move; averages_first: before the optimizer's step. decay: of these, by the
     number of updates before. after: changes the weights or the optimizer's state after the step. around: a context
     of the forward and the backward pass. job_of_step: the job of the forward pass. masks: (step, micro-batch, replica)
-    of the random numbers. ends: changes the final weights.
+    of the random numbers. carries: changes the state that rows carry, before a step. carries_over_epochs: whether it is
+    kept where an epoch begins. ends: changes the final weights.
     """
 
     id: str
@@ -144,6 +145,8 @@ class Hypothesis:
     around: Callable[[FaultyTraining], AbstractContextManager[Any]] = lambda training: nullcontext()
     job_of_step: Callable[[Job], Job] = forward_as_it_is
     masks: Callable[[int, int, int], tuple[int, int, int]] = lambda step, micro, replica: (step, micro, replica)
+    carries: Callable[[FaultyTraining], None] = lambda training: None
+    carries_over_epochs: bool = False
     ends: Callable[[FaultyTraining], None] = lambda training: None
 
 
@@ -183,11 +186,18 @@ class FaultyTraining(ReplicatedTraining):
         ends, again = (schedule_step + 1) % length == 0, self.moment.step == step
         return Moment(step, schedule_step, epoch, begins, ends, again, micro_batches)
 
+    def step(self, step: int, scheduled_step: int) -> list[float]:
+        """As of the training without a fault."""
+        if self.hypothesis.carries_over_epochs:
+            self.epoch = scheduled_step // per_epoch(self.job)
+        return super().step(step, scheduled_step)
+
     def _evaluated(
         self, step: int, scheduled_step: int, phase: PlayedPhase
     ) -> tuple[list[tuple[int, MicroBatchRecord]], float]:
         self.moment = self._moment(step, scheduled_step)
         now = self.now = self.hypothesis if self.acts(self.moment) else HEALTHY
+        now.carries(self)
         plan = step_rows(self.job, self.layout, scheduled_step)
         if self.layout.buffers == "rank0":
             for state in self.states[1:]:

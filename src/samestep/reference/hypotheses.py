@@ -91,15 +91,16 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_optimizers()
         yield Hypothesis("gradients_not_cleared", keeps=True)
         yield Hypothesis("state_of_optimizer_forgotten", forgets=True)
-        yield from _of_averages(job)
+        yield from _of_averages(job, found.tensors)
         yield from _of_schedulers(job, layout)
         yield from _of_settings(job)
+        yield from _of_carried_state(layout) if job.carry_state else ()
     yield from _of_forward(job, layout)
     yield from _of_rounding(many, micro_batches, found.relative)
     if found.factor is not None and abs(found.factor) > 1e-8:  # without a gradient nothing is trained: see causes
         factor = found.factor
         yield Hypothesis("loss_scaled_by_another_factor", {"factor": factor}, reduced=_times(factor), general=True)
-    if found.tensors:
+    if found.tensors and training == "gradient":
         names = found.tensors
         yield Hypothesis(
             "gradients_left_out_of_reduction",
@@ -113,8 +114,8 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
 @dataclass(frozen=True)
 class Found:
     """What is known of a difference before anything is replayed. factor: of a first gradient, the number by which it is
-    the right one if it is one number; None: not known. tensors: the parameters whose first gradient is wrong, where
-    others are right. relative: how far the first losses that differ are off, as a share of their size."""
+    the right one if it is one number; None: not known. tensors: those that are wrong at the end, where others are
+    right. relative: how far the first losses that differ are off, as a share of their size."""
 
     factor: float | None = None
     tensors: list[str] = field(default_factory=list)
@@ -265,7 +266,8 @@ def _faster(recipe: Recipe, factor: float) -> Recipe:
     return Recipe(recipe.cls, settings, faster_groups if groups else None)
 
 
-def _of_averages(job: Job) -> Iterator[Hypothesis]:
+def _of_averages(job: Job, wrong: Sequence[str]) -> Iterator[Hypothesis]:
+    """wrong: the tensors that are, where others are right."""
     if not job.ema:
         return
     ema = job.ema
@@ -285,8 +287,26 @@ def _of_averages(job: Job) -> Iterator[Hypothesis]:
     yield Hypothesis("weights_not_averaged", ends=forget, once=True)
     yield Hypothesis("averaged_weights_begin_with_the_first_step", decay=first_update_copies, once=True)
     yield Hypothesis("decay_of_average_warms_up", decay=warming_up, once=True)
+    if wrong:
+        yield Hypothesis("weights_of_tensors_not_averaged", {"tensors": wrong}, ends=_not_averaged(wrong), once=True)
+        yield Hypothesis("averages_of_tensors_not_updated", {"tensors": wrong}, ends=_not_updated(wrong), once=True)
     for other in (1 - ema, ema**2, ema**0.5, 0.9, 0.99, 0.999, 0.9999):
         yield Hypothesis("average_of_another_decay", {"decay": other}, decay=_constant(other), once=True)
+
+
+def _not_averaged(names: Sequence[str]) -> Callable[[FaultyTraining], None]:
+    def forget(training: FaultyTraining) -> None:
+        training.average = {name: tensor for name, tensor in training.average.items() if name not in names}
+
+    return forget
+
+
+def _not_updated(names: Sequence[str]) -> Callable[[FaultyTraining], None]:
+    def begin_again(training: FaultyTraining) -> None:
+        first = dict(training.job.model().named_parameters())
+        training.average |= {name: first[name].detach() for name in names if name in training.average}
+
+    return begin_again
 
 
 def _constant(decay: float) -> Callable[[float, int], float]:
@@ -345,6 +365,18 @@ def _of_forward(job: Job, layout: Layout) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "buffers_not_those_of_rank_0", delay=0, layout=lambda layout: replace(layout, buffers="local"), once=True
         )
+
+
+def _of_carried_state(layout: Layout) -> Iterator[Hypothesis]:
+    yield Hypothesis("carried_state_not_passed_on", delay=0, carries=lambda training: training.carried.forget())
+    yield Hypothesis("carried_state_kept_over_epochs", delay=0, carries_over_epochs=True, once=True)
+    if layout.replicas > 1:
+        yield Hypothesis("carried_state_is_of_rank_0", delay=0, carries=_states_of_first_replica)
+
+
+def _states_of_first_replica(training: FaultyTraining) -> None:
+    states = training.carried.states
+    states.update({(replica, micro): states[0, micro] for replica, micro in states if (0, micro) in states})
 
 
 def _of_rounding(many: bool, micro_batches: bool, relative: float) -> Iterator[Hypothesis]:

@@ -54,9 +54,12 @@ class Replay:
         """Yields a trial for each hypothesis and the steps at which it may act, in the order in which they are tried.
         What is explained is not tried with more steps."""
         until, moments = time.process_time() + self.suspect.seconds, list(self._moments())
-        found = Found(relative=self.losses.relative())
-        if self.suspect.training.training == "gradient":
-            found = Found(*self.tensors.fitted())
+        is_gradient = self.suspect.training.training == "gradient"
+        found = Found(
+            factor=self.tensors.factor() if is_gradient else None,
+            tensors=self.tensors.wrong(),
+            relative=0.0 if is_gradient else self.losses.relative(),
+        )
         possible = [
             (number, hypothesis, steps)
             for hypothesis in hypotheses(
@@ -204,17 +207,20 @@ class FoundTensors:
             return (math.inf if left else 0.0), 0.0
         return math.sqrt(left / difference), math.sqrt(rounding / difference)
 
-    def fitted(self) -> tuple[float | None, list[str]]:
-        """The number by which a first gradient is multiplied, if it is one number; the tensors in which it is wrong,
-        where it is right in others. The weights are those after a step of SGD with a rate of 1."""
-        wrong = [n for n, t in self.found.items() if distance(self.expected[n], t) > self.bounds[n]]
+    def factor(self) -> float | None:
+        """The number by which a first gradient is multiplied, if it is one number. The weights are those after a step
+        of SGD with a rate of 1."""
         products = squares = 0.0
         for name, found in self.found.items():
             right = (self.start[name].to(found) - self.expected[name]).double()
             products += float((right * (self.start[name].to(found) - found).double()).sum())
             squares += float((right**2).sum())
-        factor = products / squares if squares else None
-        return factor, wrong if len(wrong) < len(self.found) else []
+        return products / squares if squares else None
+
+    def wrong(self) -> list[str]:
+        """The tensors that are wrong, where others are right."""
+        wrong = [n for n, t in self.found.items() if distance(self.expected[n], t) > self.bounds[n]]
+        return wrong if len(wrong) < len(self.found) else []
 
 
 def _norm_of_difference(a: Tensor, b: Tensor) -> float:

@@ -15,12 +15,14 @@ CLIPPED = (
     "            if batch.completes_step and job.clip_norm is not None:\n"
     "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
 )
+SWAPPING = "            for parameter, average in zip(self._tensors(), self._averages):\n"
+ATTACHED = "        return replace(batch, state=self._of_micro.get(batch.micro_batch.micro))\n"
 AVERAGED = "            self._ema.update()\n"
 LOOP = "        for batch in run.batches():\n            loss = backward(batch)\n"
 RETURNED = "        return module.state_dict()\n"
 WEIGHTS, PHASES = "rank/weights.py", "job/phases.py"
 BUILT = "        return self.cls(parameters, **self.settings)\n"
-CONV, TIED, TRANSFORMER, AVERAGE = ("conv",), ("tied",), ("transformer",), ("warming",)
+CONV, TIED, TRANSFORMER, AVERAGE, CARRYING = ("conv",), ("tied",), ("transformer",), ("warming",), ("carrying",)
 LOSS, GRADIENT, RATE, PARAMETER = ("loss",), ("first gradient",), ("learning rate",), ("parameter",)
 LOSS_OR_PARAMETER = ("loss", "parameter")
 
@@ -271,5 +273,41 @@ FAULTS = (
         LOSS,
         "setting_of_optimizer_left_out",
         CONV,
+    ),
+    Fault(
+        "an average that leaves out vectors",
+        WEIGHTS,
+        "            if parameter.requires_grad  # the phase's that has stepped\n",
+        "            if parameter.requires_grad and parameter.dim() > 1\n",
+        PARAMETER,
+        "averages_of_tensors_not_updated",
+        AVERAGE,
+    ),
+    Fault(
+        "vectors themselves instead of their average",
+        WEIGHTS,
+        SWAPPING,
+        SWAPPING + "                if parameter.dim() < 2:\n                    continue\n",
+        PARAMETER,
+        "weights_of_tensors_not_averaged",
+        AVERAGE,
+    ),
+    Fault(
+        "the carried state lost at one step",
+        STEP,
+        ATTACHED,
+        ATTACHED.replace("))", ") if batch.micro_batch.step != 2 else None)"),
+        LOSS,
+        "carried_state_not_passed_on at_one_step",
+        CARRYING,
+    ),
+    Fault(
+        "the carried state kept over epochs",
+        STEP,
+        "        if batch.micro_batch.epoch != self._epoch:\n",
+        "        if self._epoch < 0:\n",
+        LOSS,
+        "carried_state_kept_over_epochs",
+        CARRYING,
     ),
 )
