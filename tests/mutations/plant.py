@@ -120,10 +120,12 @@ def plant(
 
 
 def told(fault: Fault, verdict: Verdict) -> dict[str, Any]:
-    """What a verdict says of a planted fault. explained: None where no cause is asked: what it does is no candidate."""
+    """What a verdict says of a planted fault; the reason of a launch that fails names it where that is its cause.
+    explained: None where no cause is asked: what the fault does is no candidate."""
     first = verdict.first_divergence
     if first is None:
-        return {"verdict": verdict.verdict, "named": False, "explained": False, "reason": str(verdict.reason)}
+        named = verdict.verdict == "failed" and explains(verdict.reason, fault.cause)
+        return {"verdict": verdict.verdict, "named": named, "explained": named, "reason": str(verdict.reason)}
     shown = ("training", "quantity", "step", "tensor", "expected", "found")
     return {
         "verdict": verdict.verdict,

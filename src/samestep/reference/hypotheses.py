@@ -27,6 +27,7 @@ from samestep.reference.faulty_training import (
     summed,
 )
 from samestep.reference.optimizers import Gradient, PlayedPhase
+from samestep.reference.schedule import step_rows
 
 ROUNDED_TO = (torch.bfloat16, torch.float16, torch.float32)
 ROUNDING_MOVES = 8  # times its eps, at most, a loss by one rounded step
@@ -83,7 +84,7 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_rates(layout) if quantity == "learning rate" else ()
         return
     many = layout.replicas > 1
-    micro_batches = bool(job.micro_batch)
+    micro_batches = len(step_rows(job, layout, 0)) > 1
     yield from _of_reductions(layout, micro_batches, job.weight is not None) if many else ()
     yield from _of_micro_batches(many) if micro_batches else ()
     yield from _of_clipping(job, layout, training)

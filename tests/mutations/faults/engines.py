@@ -16,7 +16,7 @@ FAULTS = (
         "        scheduler = job.lr_scheduler(optimizer)\n"
         "        model, stepper = fabric.setup(module, optimizer)\n",
         ("first gradient",),
-        "optimizer_holds_other_parameters",
+        "optimizer_holds_other_parameters|optimizer_trains_a_parameter_of_no_model",
         engine="fabric",
         settings={"strategy": "model_parallel"},
     ),
