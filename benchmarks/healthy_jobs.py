@@ -2,7 +2,7 @@
 
     python benchmarks/healthy_jobs.py [--jobs 48] [--out FOLDER] [--only WORDS]
 
-Job number n has the n-th model, the n-th optimizer and other settings in turn, and runs at 2 or at 3 ranks. A row of
+With --out it goes on where it was cut off. Job number n has the n-th model, the n-th optimizer and other settings in turn, and runs at 2 or at 3 ranks. A row of
 rows.json is one engine's verdict. Exit 1 where a row says `differs` or `failed`.
 """
 
@@ -306,13 +306,18 @@ def main() -> int:
     parser.add_argument("--only", default="", help="jobs with these words in their settings")
     parser.add_argument("--out", type=Path, help="keep every row in this folder")
     options = parser.parse_args()
-    rows = []
+    file = options.out / "rows.json" if options.out else None
+    rows = json.loads(file.read_text()) if file and file.exists() else []
+    done = {row["job"] for row in rows}
     for number in range(options.first, options.first + options.jobs):
         settings = settings_of(number)
-        if options.only not in str(settings):
+        if options.only not in str(settings) or number in done:
             continue
         new = verified(number, settings)
         rows += new
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(rows, indent=1))
         counts = Counter(row["verdict"] for row in new)
         wrong = [row for row in new if row["verdict"] in ("differs", "failed")]
         print(number, f"{new[0]['seconds']:.0f} s", dict(counts), settings["model"], settings["optimizer"], flush=True)
@@ -322,9 +327,6 @@ def main() -> int:
             print("    ", new[0]["why"], flush=True)
     counts = Counter(row["verdict"] for row in rows)
     print(f"{len(rows)} runs: {dict(counts)}")
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
     return 1 if counts["differs"] or counts["failed"] else 0
 
 
