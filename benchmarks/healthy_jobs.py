@@ -2,8 +2,9 @@
 
     python benchmarks/healthy_jobs.py [--jobs 48] [--out FOLDER] [--only WORDS]
 
-With --out it goes on where it was cut off. Job number n has the n-th model, the n-th optimizer and other settings in turn, and runs at 2 or at 3 ranks. A row of
-rows.json is one engine's verdict. Exit 1 where a row says `differs` or `failed`.
+Job number n has the n-th model, the n-th optimizer and other settings in turn, and runs at 2 or at 3 ranks. A row of
+rows.json is one engine's verdict; with --out the benchmark goes on where it was cut off. Exit 1 where a row says
+`differs` or `failed`.
 """
 
 from __future__ import annotations
