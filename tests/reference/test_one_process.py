@@ -42,6 +42,7 @@ ANSWERS = {
     "teacher": ("yes", ""),
     "ignored_rows": ("no", "rows_that_weigh_nothing"),
     "other_ignored_rows": ("no", "rows_that_weigh_nothing"),
+    "first_row_without_tokens": ("no", "rows_that_weigh_nothing"),
     "deviation_in_forward": ("no", "output_depends_on_rows_beside"),
     "gamma": ("no, as expected", "forward_draws_on_each_rank"),
     "unknown_random_numbers": ("not known", "mistake_could_hide_behind_random_numbers"),

@@ -259,14 +259,13 @@ class _Losses:
         )
 
     def ratios(self) -> list[float]:
-        """What each row weighs, the first weighing 1, if a pair's loss is their weighted mean; empty if it is not.
-
-        Where the first row has weight 0, pairs with it say nothing, and equal weights are assumed for the others.
-        """
-        first, ratios = self.separation.alone[0], [1.0]
+        """What each row weighs, the paired one weighing 1, if a pair's loss is their weighted mean; empty if it is not,
+        and where no row weighs anything."""
+        alone, paired = self.separation.alone, self.separation.paired
+        first, ratios = alone[paired], []
         if _weighs_nothing(first):
-            return [0.0 if _weighs_nothing(loss) else 1.0 for loss in self.separation.alone]
-        for loss, pair in zip(self.separation.alone[1:], self.separation.pairs):
+            return []
+        for loss, pair in zip([*alone[:paired], *alone[paired + 1 :]], self.separation.pairs):
             if _weighs_nothing(loss) and self.same(pair, first):
                 ratios.append(0.0)
                 continue
@@ -276,6 +275,7 @@ class _Losses:
             if self.same(loss, first) or self.same(pair, loss):
                 return []
             ratios.append((first - pair) / (pair - loss))
+        ratios.insert(paired, 1.0)
         return ratios if all(isfinite(ratio) and ratio >= 0 for ratio in ratios) else []
 
 

@@ -218,8 +218,9 @@ class SeparationRecord:
     """The losses of a few rows in batches of different rows: see reference/separation.py.
 
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
-    row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.
-    output_gap: how far a row's output depends on the other rows, relative; None where it cannot be compared.
+    row. pairs: of row `paired`, the first that weighs something, with each other one. halves: of the first and the
+    second half of the rows. output_gap: how far a row's output depends on the other rows, relative; None where it
+    cannot be compared.
     moved: buffers and attributes that a forward pass changes. unknown: random operations whose numbers are not held.
     collate_draws: whether the job's collate draws random numbers.
     """
@@ -228,6 +229,7 @@ class SeparationRecord:
     whole: float
     again: float
     alone: list[float]
+    paired: int
     pairs: list[float]
     halves: list[float]
     output_gap: float | None

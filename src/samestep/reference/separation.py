@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, isfinite
 from typing import Any
 
 import torch
@@ -76,7 +76,9 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
         moved = losses.moved()
         again, _ = losses.of(rows, fresh=False)
         alone = [losses.of([row]) for row in rows]
-        pairs = [losses.of([rows[0], row])[0] for row in rows[1:]]
+        # A row that weighs nothing has no loss, or one of 0 where the divisor is at least 1: with it pairs say nothing.
+        paired = next((number for number, (loss, _) in enumerate(alone) if loss and isfinite(loss)), 0)
+        pairs = [losses.of([rows[paired], row])[0] for row in rows if row != rows[paired]]
         half = len(rows) // 2
         halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [together, 0.0]
     return SeparationRecord(
@@ -84,6 +86,7 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
         whole=together,
         again=again,
         alone=[loss for loss, _ in alone],
+        paired=paired,
         pairs=pairs,
         halves=halves,
         output_gap=_output_gap(output, [output for _, output in alone]),
