@@ -166,8 +166,12 @@ def _facts(
     )
 
 
-def _why_no_spot_checks(engine: engines.Engine, numerics: Numerics, settings: Mapping[str, Any]) -> Message | None:
+def _why_no_spot_checks(
+    engine: engines.Engine, numerics: Numerics, settings: Mapping[str, Any], world: World
+) -> Message | None:
     """Returns why a step of an engine with these settings is not replayed in one process; None where it is."""
+    if world.replicas < world.size:
+        return message("spot_checks_need_whole_replicas")
     if cannot := engine.checks.cannot_spot_check:
         return as_said(cannot)
     inexact = [f"{name}={settings.get(name)}" for name in numerics.without] if numerics.lossy else []
