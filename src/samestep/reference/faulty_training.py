@@ -104,6 +104,7 @@ class Hypothesis:
 
     id, fields: of its message. delay: how many steps later than where it acts a loss shows it. parts_ways: whether the
     replicas' weights part. general: see Trial. once: it acts everywhere or nowhere, as a setting does.
+    shows_at_end: no loss shows it, wherever it acts, and the final weights do.
     job: the job that is trained. layout: the replicas'. weighs: by which factor a part of the loss counts otherwise.
     micro_batches: from a replica's gradients of each micro-batch to the one that is reduced. of_replica: changes it.
     reduce: what each replica has after the reduction. last_is_own: of the last micro-batch each has its own.
@@ -123,6 +124,7 @@ class Hypothesis:
     parts_ways: bool = False
     general: bool = False
     once: bool = False
+    shows_at_end: bool = False
     job: Callable[[Job], Job] = forward_as_it_is
     layout: Callable[[Layout], Layout] = lambda layout: layout
     weighs: Callable[[Part], float] = lambda part: 1.0

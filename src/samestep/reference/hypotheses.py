@@ -48,6 +48,10 @@ EVERY = Steps("at_every_step", lambda moment: True)
 IN_LATER_CALLS = Steps("in_later_calls_of_closure", lambda moment: moment.again)
 
 
+def _at_one_step(step: int) -> Steps:
+    return Steps("at_one_step", lambda moment: moment.step == step, {"step": step})
+
+
 def steps_to_act_at(
     hypothesis: Hypothesis, moments: Sequence[Moment], differs_at: int, *, closure: bool
 ) -> Iterator[Steps]:
@@ -66,12 +70,13 @@ def steps_to_act_at(
         Steps("at_every_step_but_the_first", lambda moment: moment.step > 0),
         Steps("from_epoch_on", lambda other: other.epoch >= moment.epoch, {"epoch": moment.epoch}),
         Steps("from_step_on", lambda other: other.step >= at, {"step": at}),
-        Steps("at_one_step", lambda other: other.step == at, {"step": at}),
+        *map(_at_one_step, numbers if hypothesis.shows_at_end else [at]),
     ]
     tried = [set(numbers)]
     for candidate in candidates:
         chosen = {moment.step for moment in moments if candidate.includes(moment)}
-        if at in chosen and chosen not in tried:
+        shows = bool(chosen) if hypothesis.shows_at_end else at in chosen
+        if shows and chosen not in tried:
             tried.append(chosen)
             yield candidate
 
@@ -282,8 +287,8 @@ def _of_averages(job: Job, wrong: Sequence[str]) -> Iterator[Hypothesis]:
     def warming_up(decay: float, updates: int) -> float:
         return min(decay, (WARMING_UP[0] + updates) / (WARMING_UP[1] + updates))
 
-    yield Hypothesis("averaged_weights_not_updated", averages=0)
-    yield Hypothesis("averaged_weights_updated_twice", averages=2)
+    yield Hypothesis("averaged_weights_not_updated", averages=0, shows_at_end=True)
+    yield Hypothesis("averaged_weights_updated_twice", averages=2, shows_at_end=True)
     yield Hypothesis("averaged_weights_updated_before_the_step", averages_first=True, once=True)
     yield Hypothesis("weights_not_averaged", ends=forget, once=True)
     yield Hypothesis("averaged_weights_begin_with_the_first_step", decay=first_update_copies, once=True)

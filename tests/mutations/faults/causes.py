@@ -252,7 +252,7 @@ FAULTS = (
         RUN,
         "return loss if share == 1.0 else loss * share",
         "return loss",
-        LOSS_OR_PARAMETER,
+        (*LOSS_OR_PARAMETER, "first gradient"),
         "averaged_per_rank_instead_of_per_row",
         (*AVERAGE, *CONV),
     ),
