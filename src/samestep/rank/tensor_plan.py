@@ -1,8 +1,8 @@
 """How tensor parallel ranks divide a model: which layers are split by columns, which by rows.
 
-A plan is what Job(parallel=…) says, or what is found in the model: pairs of Linear layers between which each part of
-the columns needs that part alone, as in elementwise operations and attention heads. Both are tried in one process
-before any rank starts: the parts' outputs must add up to the whole layer's.
+A plan is what Job(parallel=…) says, a Hugging Face model's own tp_plan, or what is found in the model: pairs of Linear
+layers between which each part of the columns needs that part alone, as in elementwise operations and attention heads.
+All are tried in one process before any rank starts: the parts' outputs must add up to the whole layer's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm acc
 CLOSE = 1e-3  # relative: what is not split rightly is off by as much as it is large
 SEED = 11  # of the weights with which a plan is tried: a layer of zeros would hide how it is split
 
+# The styles of a Hugging Face model's tp_plan that these are; layers of its other styles stay whole.
+THEIR_STYLES = {
+    "colwise": COLWISE,
+    "rowwise": ROWWISE,
+    "embedding_rowwise": ROWWISE,
+    "colwise_rep": GATHERED,
+    "colwise_gather_output": GATHERED,
+}
+
 Plan = Mapping[str, str]  # the name of a layer -> one of STYLES
 
 
@@ -50,6 +59,8 @@ class Division:
         total = sum(parameter.numel() for parameter in model.parameters())
         styles = dict.fromkeys(f"{_pattern(name)} {style}" for name, style in self.plan.items())
         random = [*dict.fromkeys(map(_pattern, self.random))]
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in self.plan]
+        whole = [pattern for pattern in dict.fromkeys(map(_pattern, linear)) if pattern not in random]
         return message(
             "tensor_ranks_divide_the_model",
             ranks=ranks,
@@ -57,6 +68,7 @@ class Division:
             split=split,
             total=total,
             random=random or None,
+            whole=whole or None,
         )
 
 
@@ -72,7 +84,24 @@ def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
         trial = Trial(job, device)
     if job.parallel is not None:
         return Division(_given(job.parallel, trial, ranks))
-    return _found(trial, ranks)
+    plan = _declared(trial, ranks)
+    return Division(plan) if plan and trial.wrong_part(plan, ranks) is None else _found(trial, ranks)
+
+
+def _declared(trial: Trial, ranks: int) -> dict[str, str]:
+    """Returns what a Hugging Face model in the job's model says of itself, without tied layers and sizes that the ranks
+    do not divide."""
+    plan: dict[str, str] = {}
+    layers = dict(trial.model.named_modules())
+    for prefix, module in layers.items():
+        declared = getattr(module, "tp_plan", None)
+        for pattern, style in declared.items() if isinstance(declared, Mapping) else ():
+            asked = f"{prefix}.{pattern}" if prefix else pattern
+            for name in (name for name in layers if fnmatchcase(name, asked) and style in THEIR_STYLES):
+                layer = layers[name]
+                if isinstance(layer, nn.Linear | nn.Embedding) and not trial.shares_weights(layer):
+                    plan[name] = THEIR_STYLES[style]
+    return {name: style for name, style in plan.items() if _size(layers[name], style) % ranks == 0}
 
 
 def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, str]:
@@ -101,12 +130,14 @@ def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, s
     return plan
 
 
+def _size(layer: Any, style: str) -> int:
+    """Returns the size along which a Linear layer or an Embedding is split."""
+    size: int = layer.weight.shape[1 if style == ROWWISE and isinstance(layer, nn.Linear) else 0]
+    return size
+
+
 def _check_size(name: str, layer: nn.Linear | nn.Embedding, style: str, ranks: int) -> None:
-    if isinstance(layer, nn.Embedding):
-        size = layer.num_embeddings
-    else:
-        size = layer.in_features if style == ROWWISE else layer.out_features
-    if size % ranks:
+    if (size := _size(layer, style)) % ranks:
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
 
@@ -172,11 +203,13 @@ class Trial:
         return lambda layer, inputs: self._called.append((name, inputs[0] if inputs else None))
 
     def _forward(self) -> Any:
+        """Computes the output and the loss, which may read what a layer has left beside its output."""
         # What inspects a job has not imported dynamo, which takes a second, and compiles nothing.
         eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with torch.random.fork_rng(), torch.no_grad(), eager:
             torch.manual_seed(SEED)
-            return self._job.forward(self.model, self._batch)
+            output = self._job.forward(self.model, self._batch)
+            return output, self._job.criterion(output, self._batch)
 
     def shares_weights(self, layer: nn.Module) -> bool:
         """Returns whether another module has one of the layer's parameters, too (tied weights)."""
@@ -271,5 +304,6 @@ def _close(whole: Any, parts: Any) -> bool:
         return False
     if not whole.is_floating_point():
         return bool((whole == parts).all())
-    scale = float(whole.double().abs().max()) if whole.numel() else 0.0
-    return bool(((whole - parts).double().abs() <= CLOSE * scale).all())
+    finite = whole[whole.isfinite()].double()
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return bool(torch.isclose(parts.double(), whole.double(), rtol=0.0, atol=CLOSE * scale, equal_nan=True).all())
