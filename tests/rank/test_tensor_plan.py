@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -153,6 +154,19 @@ def test_a_models_own_plan_is_taken_where_it_adds_up() -> None:
 
     found = {"up": "colwise", "down": "rowwise", "head": "colwise", "odd": "rowwise"}
     assert division_of(job(wrong), 2).plan == found
+
+
+def test_blocks_of_a_list_that_are_unlike_are_tried_by_themselves() -> None:
+    def model() -> nn.Module:
+        def block(p: float) -> nn.Module:
+            return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.Dropout(p), nn.Linear(12, 8))
+
+        blocks = [block(p) for p in (0.0, 0.5, 0.0)]
+        return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks)))
+
+    division = division_of(job(model), 2)
+    assert {*division.plan} == {"blocks.0.1", "blocks.0.3", "blocks.2.1", "blocks.2.3"}
+    assert division.random == ["blocks.1.3"]
 
 
 def test_what_the_loss_reads_beside_the_output_is_not_split() -> None:

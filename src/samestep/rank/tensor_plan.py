@@ -27,6 +27,7 @@ from samestep.message import Message, message
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 STYLES = (COLWISE, ROWWISE, GATHERED)
+SPLIT, RANDOM, WHOLE = "split", "random", "whole"  # what is found of a pair of layers
 OTHER_RANKS = (2, 3)  # that show whether a pair can be split at all
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
 CLOSE = 1e-3  # relative: what is not split rightly is off by as much as it is large
@@ -141,30 +142,45 @@ def _check_size(name: str, layer: nn.Linear | nn.Embedding, style: str, ranks: i
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
 
-def _found(trial: Trial, ranks: int) -> Division:
+def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     """Finds the pairs of Linear layers that can be split, in the order of the forward pass; where there is none, the
-    single layers, whose outputs are gathered."""
-    division = Division({})
+    single layers, whose outputs are gathered. alike: what is so in one block is so in all of a list, until the plan is
+    tried as a whole: each block by itself takes as many times as long."""
+    division, judged = Division({}), dict[str, str]()
     for columns, rows in trial.candidates():
         if any(name in division.plan for name in (*columns, rows)):
             continue
         pair = {**dict.fromkeys(columns, COLWISE), rows: ROWWISE}
-        if trial.wrong_part(pair, ranks) is None:
-            for name in (*columns, rows):
+        pattern = " ".join(map(_pattern, pair)) if alike else rows
+        if pattern not in judged:
+            judged[pattern] = _judged(trial, pair, ranks)
+        if judged[pattern] == SPLIT:
+            for name in pair:
                 _check_size(name, trial.linear[name], pair[name], ranks)
             division.plan |= pair
-        elif number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
-            raise Refused(message("layer_splits_over_other_ranks", layer=columns[0], ranks=ranks, others=number))
-        else:
-            trial.model.eval()
-            division.random += [rows] if trial.wrong_part(pair, ranks) is None else []
-            trial.model.train()
+        elif judged[pattern] == RANDOM:
+            division.random.append(rows)
+    if alike and division.plan and trial.wrong_part(division.plan, ranks):
+        return _found(trial, ranks, alike=False)
     if not division.plan:
         division.plan = {name: GATHERED for name, layer in trial.linear.items() if layer.out_features % ranks == 0}
     if not division.plan:
         sizes = [f"{name}: {layer.out_features}" for name, layer in trial.linear.items()]
         raise Refused(message("no_layer_can_be_split", ranks=ranks, layers=sizes))
     return division
+
+
+def _judged(trial: Trial, pair: Plan, ranks: int) -> str:
+    """Returns SPLIT for a pair of layers that can be split, RANDOM for one that could without random numbers, else
+    WHOLE. Raises Refused for one that other numbers of ranks can split."""
+    if trial.wrong_part(pair, ranks) is None:
+        return SPLIT
+    if number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
+        raise Refused(message("layer_splits_over_other_ranks", layer=next(iter(pair)), ranks=ranks, others=number))
+    trial.model.eval()
+    without_random = trial.wrong_part(pair, ranks) is None
+    trial.model.train()
+    return RANDOM if without_random else WHOLE
 
 
 class Trial:
