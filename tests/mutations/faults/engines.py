@@ -154,7 +154,7 @@ FAULTS = (
         "        fully_shard(model, **options)\n        optimizer = job.optimizer.build(model)",
         "        optimizer = job.optimizer.build(model)\n        fully_shard(model, **options)",
         ("first gradient",),
-        "optimizer_holds_other_parameters",
+        "optimizer_holds_other_parameters|optimizer_trains_a_parameter_of_no_model",
         engine="fsdp",
         settings={"wrap": "root"},
     ),
@@ -164,7 +164,7 @@ FAULTS = (
         "model.set_requires_gradient_sync(batch.completes_step)",
         "model.set_requires_gradient_sync(False)",
         ("first gradient",),
-        "optimizer_holds_other_parameters",
+        "optimizer_holds_other_parameters|optimizer_trains_a_parameter_of_no_model",
         engine="fsdp",
     ),
     Fault(

@@ -30,7 +30,7 @@ FAULTS = (
         SCHEDULE,
         "share=weight * self.world_size / total",
         "share=1.0 / self.micro_batches if rows else 0.0",
-        ("first gradient",),
+        ("first gradient", "loss"),
         "micro_batches_weigh_alike",
         ("transformer",),
         "micro-batches",
