@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import HashStore, ReduceOp, Store
+from torch._C._distributed_c10d import HashStore, ReduceOp, Store, Work
 from torch.backends import cuda as attention
 
 from samestep.data.loader import GENERATORS
@@ -71,6 +72,39 @@ class Wait(NamedTuple):
 
     is_over: Callable[[], bool]
     collective: str
+
+
+class Received(Work):
+    """A tensor that another rank sends: wait() lets the others run until it is there, and copies it."""
+
+    def __init__(self, turns: Turns, sent: deque[list[Tensor]], into: list[Tensor], name: str) -> None:
+        super().__init__()
+        self._turns, self._sent, self._into, self._name = turns, sent, into, name
+        self._is_over = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._is_over:
+            self._turns.wait(lambda: bool(self._sent), self._name)
+            for tensor, value in zip(self._into, self._sent.popleft()):
+                if tensor.shape != value.shape or tensor.dtype != value.dtype:
+                    shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
+                    raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
+                tensor.detach().copy_(value)
+            self._is_over = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_over
+
+
+class Sent(Work):
+    """A tensor that has been sent: nothing is waited for."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Turns:
@@ -229,6 +263,17 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
             raise TrainingFailed(message("ranks_sum_different_tensors", shapes=[*dict.fromkeys(shapes)]))
         return reduce(torch.add, tensors)
 
+    on_the_way: defaultdict[tuple[str, int, int, int], deque[list[Tensor]]] = defaultdict(deque)
+
+    def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
+        on_the_way[group.pg_name, group.rank(), to, tag].append([tensor.detach().clone() for tensor in tensors])
+        return Sent()
+
+    def receive(group: Any, tensors: list[Tensor], sender: int, tag: int = 0) -> Received:
+        sent = on_the_way[group.pg_name, sender, group.rank(), tag]
+        return Received(turns, sent, tensors, f"recv from rank {sender}")
+
+    torchs.ProcessLocalGroup.send, torchs.ProcessLocalGroup.recv = send, receive  # which torch's has not
     before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
     torchs.Collective, torchs._store_based_barrier = Collective, all_created
     torchs._reduce_ops[ReduceOp.SUM] = in_rank_order
@@ -242,6 +287,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
     finally:
         _active.clear()
         torchs.ProcessLocalGroup.reset()
+        del torchs.ProcessLocalGroup.send, torchs.ProcessLocalGroup.recv
         torchs._uninstall_threaded_pg()
         isolate(False)
         torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM] = before
