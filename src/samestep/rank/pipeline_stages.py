@@ -17,7 +17,15 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
-from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
+from samestep.rank.stage_forward import (
+    Absent,
+    StageForward,
+    StageOutput,
+    absent_tensors,
+    leave_absent,
+    sizes_at,
+    without,
+)
 from samestep.rank.stage_plan import StagePlan, tensors_of
 from samestep.rank.step import default_generator
 
@@ -51,6 +59,11 @@ class DividedModel:
     def parameters_of(self, stage: int) -> list[nn.Parameter]:
         """Returns the parameters that a stage uses."""
         return [p for name, p in self.model.named_parameters() if stage in self.plan.holders[name]]
+
+    def absent_in(self, stage: int) -> list[Absent]:
+        """Returns what stands for this rank's tensors that only its other stages use."""
+        used = {id(tensor) for name, tensor in tensors_of(self.model) if stage in self.plan.holders[name]}
+        return absent_tensors(self.model, lambda tensor: id(tensor) in used)
 
     def gather_state(self, group: dist.ProcessGroup) -> None:
         """Lets the model's state_dict(), which all ranks of the replica must call, have the tensors of all stages."""
@@ -88,6 +101,7 @@ class StageModule(nn.Module):
             self.receives.leaves if self.receives else None,
         )
         self._mean_loss = partial(mean_loss, divided.model)
+        self._of_other_stages = divided.absent_in(stage)
         self.batches: Sequence[Batch] = ()
         self.sizes: Sequence[int] = ()  # of the flat tensors that are sent
         self.losses: dict[int, Tensor] = {}  # of the last stage, by the number of the micro-batch
@@ -103,7 +117,8 @@ class StageModule(nn.Module):
             return {leaf: tensor[: like.numel()].view(like.shape) for (leaf, like), tensor in flat}
 
         try:
-            loss: Tensor = self._part.run(partial(self._mean_loss, batch), receive)
+            with without(self._of_other_stages):
+                loss: Tensor = self._part.run(partial(self._mean_loss, batch), receive)
         except StageOutput as output:
             assert self.sends
             return self._sent([output.leaves[leaf] for leaf in self.sends.leaves], generator)

@@ -117,7 +117,7 @@ def sizes_at(
     with ExitStack() as stack:
         for module in begins:
             stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        stack.enter_context(_all_absent(model))
+        stack.enter_context(without(absent_tensors(model, lambda tensor: False)))
         stack.enter_context(AbsentTensors(device))
         stack.enter_context(torch.no_grad())
         with suppress(StageOutput):
@@ -125,34 +125,40 @@ def sizes_at(
     return sizes
 
 
-@contextmanager
-def _all_absent(model: nn.Module) -> Iterator[None]:
-    """Leaves a model without the values of its parameters and buffers while the block runs."""
-    before = [(tensors, dict(tensors)) for module in model.modules() for tensors in _held(module)]
-    leave_absent(model, lambda tensor: False)
-    try:
-        yield
-    finally:
-        for tensors, values in before:
-            tensors.update(values)
+Absent = tuple[dict[str, Any], str, Tensor]  # a module's tensors, the name of one, and what stands for it
 
 
-def leave_absent(model: nn.Module, keeps: Callable[[Tensor], bool]) -> None:
-    """Puts absent tensors in the places of a model's parameters and buffers that `keeps` does not keep; tied ones stay
-    tied."""
-    absent: dict[int, Tensor] = {}
+def absent_tensors(model: nn.Module, keeps: Callable[[Tensor], bool]) -> list[Absent]:
+    """Returns absent tensors for a model's parameters and buffers that `keeps` does not keep; tied ones stay tied."""
+    of_tensor: dict[int, Tensor] = {}
+    absent: list[Absent] = []
     for module in model.modules():
-        for tensors in _held(module):
+        for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None or tensor.is_meta or keeps(tensor):
                     continue
-                if id(tensor) not in absent:
-                    without: Tensor = tensor.detach().to(META)
-                    if isinstance(tensor, nn.Parameter):
-                        without = nn.Parameter(without, requires_grad=tensor.requires_grad)
-                    absent[id(tensor)] = without
-                tensors[name] = absent[id(tensor)]
+                if id(tensor) not in of_tensor:
+                    like: Tensor = tensor.detach().to(META)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    of_tensor[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
+                absent.append((tensors, name, of_tensor[id(tensor)]))
+    return absent
 
 
-def _held(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._parameters, module._buffers
+def leave_absent(model: nn.Module, keeps: Callable[[Tensor], bool]) -> None:
+    """Puts absent tensors in the places of a model's parameters and buffers that `keeps` does not keep."""
+    for tensors, name, tensor in absent_tensors(model, keeps):
+        tensors[name] = tensor
+
+
+@contextmanager
+def without(absent: Sequence[Absent]) -> Iterator[None]:
+    """Puts absent tensors in their places in a model while the block runs."""
+    before = [(tensors, name, tensors[name]) for tensors, name, _ in absent]
+    for tensors, name, tensor in absent:
+        tensors[name] = tensor
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in before:
+            tensors[name] = tensor

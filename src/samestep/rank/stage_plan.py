@@ -120,6 +120,9 @@ def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
     Job.parallel, where the model cannot be divided so."""
     with torch.random.fork_rng():
         trial = Trial(job, device)
+        for name, module in trial.model.named_modules():
+            if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+                raise Refused(message("compiled_model_is_not_cut", module=name or type(module).__name__))
         begins = _begins(job, trial, stages)
         return trial.plan(begins)
 

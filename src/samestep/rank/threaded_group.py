@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from types import FrameType
 from typing import Any, NamedTuple
@@ -74,18 +75,29 @@ class Wait(NamedTuple):
     collective: str
 
 
+@dataclass
+class Channel:
+    """What one rank sends another, by the number of the send, until it is received. sends, receives: how many there
+    were: the first receive is of the first send, whichever is waited for first."""
+
+    tensors: dict[int, list[Tensor]] = field(default_factory=dict)
+    sends: int = 0
+    receives: int = 0
+
+
 class Received(Work):
     """A tensor that another rank sends: wait() lets the others run until it is there, and copies it."""
 
-    def __init__(self, turns: Turns, sent: deque[list[Tensor]], into: list[Tensor], name: str) -> None:
+    def __init__(self, turns: Turns, channel: Channel, into: list[Tensor], name: str) -> None:
         super().__init__()
-        self._turns, self._sent, self._into, self._name = turns, sent, into, name
-        self._is_over = False
+        self._turns, self._channel, self._into, self._name = turns, channel, into, name
+        self._number, self._is_over = channel.receives, False
+        channel.receives += 1
 
     def wait(self, timeout: Any = None) -> bool:
         if not self._is_over:
-            self._turns.wait(lambda: bool(self._sent), self._name)
-            for tensor, value in zip(self._into, self._sent.popleft()):
+            self._turns.wait(lambda: self._number in self._channel.tensors, self._name)
+            for tensor, value in zip(self._into, self._channel.tensors.pop(self._number)):
                 if tensor.shape != value.shape or tensor.dtype != value.dtype:
                     shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
                     raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
@@ -263,15 +275,17 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
             raise TrainingFailed(message("ranks_sum_different_tensors", shapes=[*dict.fromkeys(shapes)]))
         return reduce(torch.add, tensors)
 
-    on_the_way: defaultdict[tuple[str, int, int, int], deque[list[Tensor]]] = defaultdict(deque)
+    channels: defaultdict[tuple[str, int, int, int], Channel] = defaultdict(Channel)
 
     def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
-        on_the_way[group.pg_name, group.rank(), to, tag].append([tensor.detach().clone() for tensor in tensors])
+        channel = channels[group.pg_name, group.rank(), to, tag]
+        channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
+        channel.sends += 1
         return Sent()
 
     def receive(group: Any, tensors: list[Tensor], sender: int, tag: int = 0) -> Received:
-        sent = on_the_way[group.pg_name, sender, group.rank(), tag]
-        return Received(turns, sent, tensors, f"recv from rank {sender}")
+        channel = channels[group.pg_name, sender, group.rank(), tag]
+        return Received(turns, channel, tensors, f"recv from rank {sender}")
 
     torchs.ProcessLocalGroup.send, torchs.ProcessLocalGroup.recv = send, receive  # which torch's has not
     before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
