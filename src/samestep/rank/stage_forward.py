@@ -24,23 +24,33 @@ DEVICE_OF: Any = Tensor.device.__get__
 class AbsentTensors(TorchFunctionMode):
     """Lets operations on absent tensors return absent tensors, whatever other tensors they take.
 
-    Code that asks for an absent tensor's device, to make another tensor there, gets `device`.
+    Code that asks for an absent tensor's device, to make another tensor there, gets `device`. After begin_stage(),
+    operations take the tensors that were received for absent ones.
     """
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self.device, self.is_over = torch.device(device), False
+        self.device, self._begun = torch.device(device), False
+        self._received: dict[int, tuple[Tensor, Tensor]] = {}  # the id of an absent tensor -> it, what was received
+
+    def begin_stage(self, received: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Ends what is absent. received: (an absent tensor, the one that was received for it)."""
+        self._begun = True
+        self._received = {id(absent): (absent, tensor) for absent, tensor in received}
+
+    def present(self, leaf: Any) -> Any:
+        """Returns what was received for an absent tensor, and anything else as it is."""
+        return self._received[id(leaf)][1] if id(leaf) in self._received else leaf
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.is_over:
-            return func(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         if not any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
             return func(*args, **kwargs)
         if func == DEVICE_OF:
             return self.device
-        args, kwargs = tree_unflatten([_absent(leaf) for leaf in leaves], structure)
+        instead = self.present if self._begun else _absent
+        args, kwargs = tree_unflatten([instead(leaf) for leaf in leaves], structure)
         return func(*args, **kwargs)
 
 
@@ -79,16 +89,15 @@ class StageForward:
         absent = AbsentTensors(self.device)
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            absent.is_over = True
             leaves, structure = tree_flatten((args, kwargs))
             if self.received is None:
                 self.received = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
-            for number, tensor in receive({number: leaves[number] for number in self.received}).items():
-                leaves[number] = tensor
-            return tree_unflatten(leaves, structure)
+            received = receive({number: leaves[number] for number in self.received})
+            absent.begin_stage([(leaves[number], tensor) for number, tensor in received.items()])
+            return tree_unflatten([received.get(number, leaf) for number, leaf in enumerate(leaves)], structure)
 
         def end(module: nn.Module, args: Any, kwargs: Any) -> None:
-            raise StageOutput(tree_flatten((args, kwargs))[0])
+            raise StageOutput([absent.present(leaf) for leaf in tree_flatten((args, kwargs))[0]])
 
         with ExitStack() as stack:
             if self.begins is not None:
