@@ -61,6 +61,7 @@ class Layout:
     no_optimizers: class of optimizer -> why the engine cannot take it.
     no_phases: True where the engine takes one optimizer, not several in turn.
     closures: True where the engine's loop gives `run.closure` to the optimizer's step, as LBFGS demands.
+    micro_batches: the fewest that a step has on each replica; more where Job.micro_batch says so.
     """
 
     replicas: int
@@ -72,6 +73,7 @@ class Layout:
     no_optimizers: Mapping[str, str | Message] = field(default_factory=dict)
     no_phases: bool = False
     closures: bool = False
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True)

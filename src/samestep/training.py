@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class Run:
     listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
     state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. spot_checks: of
     some steps, by a replay; None: of none. profile: of some steps.
-    played: as of Schedule.
+    played: as of Schedule. micro_batches: as of the engine's Layout.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class Run:
         spot_checks: SpotChecks | None = None,
         profile: StepProfile | None = None,
         played: tuple[int, ...] = (),
+        micro_batches: int = 1,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
-        self.schedule = replace(schedule_of(job, world.replicas), played=played)
+        self.schedule = replace(schedule_of(job, world.replicas), played=played, fewest=micro_batches)
         self.count = StepCount()
         self.meter = Meter(world.rank, world.device)
         self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None
@@ -213,6 +214,19 @@ class Run:
         Job(carry_state=True) the batch gets its rows' state here, since libraries ask for batches in advance.
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
+        loss = self.mean_loss(model, batch)
+        self.note_loss(batch, loss)
+        # The ranks' gradients of the loss over all rows, averaged, are then their sum.
+        share = float(self.world.replicas) if self._gathers else batch.micro_batch.share
+        return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
+
+    @property
+    def _gathers(self) -> bool:
+        return self.job.gather_outputs and self.world.replicas > 1
+
+    def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Computes the mean loss of the batch, as loss() does, without its share. For an engine whose rank computes it
+        only in part, or not in the order of the micro-batches: it calls note_loss() for each of these later."""
         self.micro_batch = micro_batch = batch.micro_batch
         heartbeat.begin(FORWARD, micro_batch.step)
         if self.count.done == self.count.first:
@@ -223,7 +237,6 @@ class Run:
                 self._observer.note_state(self._ema)
         job = self._forward.begin(micro_batch, self._model)
         plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
-        restore = keep_state(plain) if micro_batch.rows == 0 else None
         if self._on_nan:
             self._on_nan.before(micro_batch, lambda: keep_state(plain))
         if self._spot_checks:
@@ -231,23 +244,28 @@ class Run:
         if self._observer:
             self._observer.forward()
         batch = self._forward.carried.attach(batch) if self._forward.carried else batch
-        try:
-            output = job.forward(model, batch)
-        except ValueError as error:
-            if is_one_row_error(error):
-                raise Refused(one_row_message(micro_batch.step, self.world.rank)) from error
-            raise
-        output = self._forward.carried.store(output, batch) if self._forward.carried else output
-        share = micro_batch.share
-        if self.job.gather_outputs and self.world.replicas > 1:
-            loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
-            share = float(self.world.replicas)  # the ranks' gradients, averaged, are then their sum
-        else:
-            loss = job.criterion(output, batch)
-        if loss.dim() != 0:
-            raise not_a_scalar(list(loss.shape))
-        if restore:
-            restore()
+        with ExitStack() as stack:
+            if micro_batch.rows == 0:
+                stack.callback(keep_state(plain))
+            try:
+                output = job.forward(model, batch)
+            except ValueError as error:
+                if is_one_row_error(error):
+                    raise Refused(one_row_message(micro_batch.step, self.world.rank)) from error
+                raise
+            output = self._forward.carried.store(output, batch) if self._forward.carried else output
+            if self._gathers:
+                loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
+            else:
+                loss = job.criterion(output, batch)
+            if loss.dim() != 0:
+                raise not_a_scalar(list(loss.shape))
+        heartbeat.begin(BACKWARD, micro_batch.step)
+        return loss
+
+    def note_loss(self, batch: Batch, loss: Tensor) -> None:
+        """Takes in the mean loss of a batch, in the order of the micro-batches."""
+        micro_batch = batch.micro_batch
         if self._forward.closure:
             self._forward.closure.add(batch, loss)
         if not (self._forward.closure and self._forward.closure.again):
@@ -258,8 +276,6 @@ class Run:
                 self._spot_checks.loss(batch, loss)
             if self._observer:
                 self._observer.batch(batch)
-        heartbeat.begin(BACKWARD, micro_batch.step)
-        return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
         """Returns the arguments of the optimizer's step: one closure where it demands that, as LBFGS does; else none.

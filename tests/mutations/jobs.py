@@ -446,3 +446,51 @@ def heads(rows: int = 45, global_batch: int = 10) -> Job:
         micro_batch=3,
         epochs=2,
     )
+
+
+class Layer(nn.Module):
+    """A block with dropout and its own statistics of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(5), nn.Dropout(0.2)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x))))) * keep  # type: ignore[no-any-return]
+
+
+class Deep(nn.Module):
+    """Blocks that all read a mask, which is computed from the tokens before them; one has a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(11, 8), nn.ModuleList(Layer() for _ in range(8))
+        self.output = nn.Linear(8, 11, bias=False)
+        self.output.weight = self.embedding.weight
+        self.blocks[5].up.bias.requires_grad_(False)  # type: ignore[union-attr]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        keep, x = (tokens > 0).unsqueeze(-1), self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, keep)
+        return self.output(x)  # type: ignore[no-any-return]
+
+
+def deep(rows: int = 45, global_batch: int = 10) -> Job:
+    """As many blocks as a pipeline of four ranks may have stages; tied weights on the first and the last one, dropout
+    and BatchNorm in each, and micro-batches of which some have no rows; a clipping that acts at every step."""
+    tokens = torch.randint(11, (rows + 13, 6), generator=_random(16))
+
+    def model() -> nn.Module:
+        torch.manual_seed(17)
+        return Deep()
+
+    return replace(
+        heads(),
+        model=model,
+        train=TensorDataset(tokens[13:, :-1], tokens[13:, 1:]),
+        evaluation=TensorDataset(tokens[:13, :-1], tokens[:13, 1:]),
+        global_batch=global_batch,
+        micro_batch=None,
+    )

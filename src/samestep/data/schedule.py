@@ -45,7 +45,7 @@ class Schedule:
     no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
     keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
     many steps each batch is trained for, one of each phase. played: the steps trained in turn, as by a proof of
-    late epochs; empty: all from the first on.
+    late epochs; empty: all from the first on. fewest: micro-batches of a step, as of Layout.micro_batches.
     """
 
     length: int
@@ -59,6 +59,7 @@ class Schedule:
     ordered: Ordered | None = None
     phases: int = 1
     played: tuple[int, ...] = ()
+    fewest: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -69,7 +70,7 @@ class Schedule:
     def micro_batches(self) -> int:
         """The number of micro-batches in a step, the same on every rank."""
         most = ceil(self.global_batch / self.world_size)
-        return ceil(most / self.micro_batch) if self.micro_batch else 1
+        return max(self.fewest, ceil(most / self.micro_batch) if self.micro_batch else 1)
 
     def order(self, epoch: int) -> NDArray[np.integer[Any]]:
         """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""

@@ -45,7 +45,7 @@ def neutral_layouts(ranks: ReferenceLayoutRecord, *, constant: bool = False) -> 
 
 
 def loop_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan:
-    """The layout that an engine's loop is compared with. With one replica, all layouts are one.
+    """The layout that an engine's loop is compared with. With one replica, all layouts are one, but for micro-batches.
 
     then: the engine that continues the training after an interruption; None: there is no interruption.
     """
@@ -53,6 +53,7 @@ def loop_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> La
     # What is inexact in an exact loop is that it keeps its weights in another dtype.
     rounds_to = None if numerics.lossy else numerics.rounds_to
     rounded = LayoutPlan(rounds_to=rounds_to, rounds_weights=rounds_to is not None, dtype=numerics.widest)
+    rounded = replace(rounded, micro_batches=layout.micro_batches)
     if layout.replicas > 1:
         rounded = replace(rounded, replicas=layout.replicas, split=layout.split, buffers=layout.buffers)
     if continuing is None:
@@ -62,12 +63,12 @@ def loop_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> La
         rounded = replace(rounded, rounds_to=after.rounds_to, rounds_weights=True)
     if after.dtype != "float64":
         rounded = replace(rounded, dtype=after.dtype)
-    continued = ContinuedLayout(after.replicas, after.split, after.buffers)
+    continued = _then(after)
     return rounded if continued == _then(rounded) else replace(rounded, then=continued)
 
 
 def _then(layout: LayoutPlan) -> ContinuedLayout:
-    return ContinuedLayout(layout.replicas, layout.split, layout.buffers)
+    return ContinuedLayout(layout.replicas, layout.split, layout.buffers, layout.micro_batches)
 
 
 def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan | None:

@@ -174,7 +174,7 @@ def _differing(
                 if abs(want.mixed - got.mixed) > close or abs(want.magnitude - got.magnitude) > close:
                     yield name, rank, want.magnitude, got.magnitude
     for name, tensor in after[0].items():
-        if name.startswith(("weights of ", "evaluations ")) and name not in before[0]:
+        if name.startswith(("weights of ", "evaluations ")) and not any(name in state for state in before):
             yield name, 0, "absent", tensor.magnitude
 
 
@@ -194,8 +194,10 @@ def _pairs(
         if name.startswith("carried") and len(before) != len(after):
             return  # of other rows
         for rank, state in enumerate(after):
-            want = before[rank if len(before) == len(after) else 0].get(name)
-            if want is not None:
+            of_rank = before[rank if len(before) == len(after) else 0]
+            want = of_rank.get(name) or next((state[name] for state in before if name in state), None)
+            elsewhere = name not in state and any(name in other for other in after)  # in another stage of a pipeline
+            if want is not None and not elsewhere:
                 yield rank, want, state.get(name)
         return
     want = _whole(name, before)[0][1]

@@ -10,9 +10,9 @@
     identity      what is trained: see training_identity.py
     ranks         replica -> its buffers, and the state that its rows carry
 
-A rank gives what it has: its pieces of sharded tensors; of everything else rank 0 alone. So a checkpoint can be loaded
-by another engine, and on another number of ranks. Random streams are not in it: they are keyed by step, micro-batch
-and replica, and the order of the rows is a pure function of the step.
+A rank gives what it has: its pieces of sharded tensors, and its stages of a pipeline; of everything else rank 0 alone.
+So a checkpoint can be loaded by another engine, and on another number of ranks. Random streams are not in it: they are
+keyed by step, micro-batch and replica, and the order of the rows is a pure function of the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from samestep.job.phases import CHECKPOINTED
 from samestep.message import message
 from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign
 from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
+from samestep.rank.shards import block_of, is_divided, is_shard, place_of, sharded_like
 from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.files import from_json, replace_by
@@ -126,13 +126,13 @@ class TrainingState:
         if self.full_state:
             full_state = self.full_state()
             parameters = {name: full_state[name] for name in parameters}
-        buffers = dict(self.model.named_buffers())
+        buffers = {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
         tree: Tree = {
             "model": self._given(parameters),
             "optimizer": self._optimizer_tree(),
             "ranks": {},
         }
-        if self.world.begins_replica:
+        if self.world.begins_replica or is_divided(self.model):
             tree["ranks"][str(self.world.replica)] = {"buffers": buffers}
             if self.carried:
                 tree["ranks"][str(self.world.replica)]["carried"] = self.carried.state_dict()
@@ -185,13 +185,15 @@ class TrainingState:
         if "ema" not in saved.state:
             raise UserError(message("checkpoint_lacks", checkpoint=saved.folder, what="ema"))
         for name, average, parameter in ema.named(self.model):
+            if parameter.is_meta:
+                continue
             shape, offset = place_of(parameter)
             average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
 
     def _writes(self, tensor: Any) -> bool:
         """Returns whether this rank writes a tensor: its block of a sharded one; of others, rank 0 does."""
         if not is_shard(tensor):
-            return self.world.rank == 0
+            return self.world.begins_stage and not (isinstance(tensor, Tensor) and tensor.is_meta)
         if 0 not in tensor.device_mesh.mesh:  # of another replica, whose tensors are sharded among its own ranks
             return False
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
@@ -206,7 +208,7 @@ class TrainingState:
         if self.full_state:
             return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
-        tree = {names[id(parameter)]: state for parameter, state in inner.state.items()}
+        tree = {names[id(parameter)]: state for parameter, state in inner.state.items() if not parameter.is_meta}
         if inner is not self.optimizer:
             return tree  # ZeRO: this rank's parameters
         return {name: given for name, state in tree.items() if (given := self._given(state))}
@@ -234,7 +236,7 @@ class TrainingState:
             for parameter in group["params"]:
                 name = names[id(parameter)]
                 state = saved.state["optimizer"].get(name)
-                if state is not None:
+                if state is not None and not parameter.is_meta:
                     saved_dtype = None if from_flat else saved.dtype(saved.state["model"][name])
                     inner.state[parameter] = {
                         key: load_state(saved, value, key, group, parameter, saved_dtype)
@@ -319,7 +321,9 @@ def load_numbers(group: Tree, numbers: Tree) -> None:
 
 
 def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
-    """Copies this rank's block of a stored tensor into `tensor`."""
+    """Copies this rank's block of a stored tensor into `tensor`; nothing into one that another rank has."""
+    if tensor.is_meta:
+        return
     shape, offset = place_of(tensor)
     with torch.no_grad():
         block_of(tensor).copy_(saved.tensor(stored, offset, shape))

@@ -51,7 +51,8 @@ class StopsAtNaN:
     def begin(self, model: nn.Module, optimizer: Optimizer, first: int) -> None:
         """Registers the model. The losses of a step are looked at before the optimizer's step. first: steps done."""
         self.done = first
-        self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named = model.named_parameters()
+        self._trained = [(name, p) for name, p in named if p.requires_grad and not p.is_meta]
         optimizer.register_step_pre_hook(lambda *_: self.meter.check_losses())
 
     def before(self, micro_batch: MicroBatch, keep: Callable[[], Callable[[], None]]) -> None:

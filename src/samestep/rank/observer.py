@@ -35,7 +35,7 @@ class StateOf:
         """Returns the sums of 'weights of NAME', 'KEY of NAME' of the optimizer, 'average of NAME', 'buffer NAME', and
         'PART KEY' of the others, name -> what has a state dict. 'optimizer of NAME' is empty: NAME may have a state.
         """
-        sums = {name: _sums(tensor) for name, tensor in self._tensors(ema)}
+        sums = {name: _sums(tensor) for name, tensor in self._tensors(ema) if not tensor.is_meta}
         for part, of_part in stateful.items():
             for path, value in tree_flatten_with_path(of_part.state_dict())[0] if of_part is not None else ():
                 if isinstance(value, Tensor | int | float) and not isinstance(value, bool):
@@ -44,7 +44,7 @@ class StateOf:
 
     def buffers(self) -> dict[str, TensorRecord]:
         """Returns the sums of each 'buffer NAME'."""
-        return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers()}
+        return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
     def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, Tensor]]:
         named = {name.replace(CHECKPOINTED, ""): parameter for name, parameter in self.model.named_parameters()}
@@ -57,8 +57,8 @@ class StateOf:
         optimizer = inner if isinstance(inner, Optimizer) else self.optimizer
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             name = names.get(id(parameter), "")
-            if not name:
-                continue  # libraries may replace the parameters by flat copies
+            if not name or parameter.is_meta:
+                continue  # libraries may replace the parameters by flat copies; another rank has this stage
             yield f"optimizer of {name}", torch.empty(0)
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor | int | float):

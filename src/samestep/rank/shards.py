@@ -25,6 +25,11 @@ def is_shard(tensor: Any) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
+def is_divided(model: nn.Module) -> bool:
+    """Returns whether ranks have different parameters, as the stages of a pipeline: others' are on `meta` here."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 def block_of(tensor: Any) -> Tensor:
     """Returns the block of a tensor that this rank keeps: the whole tensor, where it is no DTensor."""
     block: Tensor = tensor._local_tensor if is_shard(tensor) else tensor.data

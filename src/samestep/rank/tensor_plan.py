@@ -109,6 +109,8 @@ def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, s
     layers = {name: layer for name, layer in trial.model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)}
     plan: dict[str, str] = {}
     for pattern, style in parallel.items():
+        if style == "stage":  # of a pipeline
+            continue
         if style not in STYLES:
             raise UserError(message("parallel_has_no_such_style", layer=pattern, style=style, styles=[*STYLES]))
         matching = [name for name in layers if fnmatchcase(name, pattern)]

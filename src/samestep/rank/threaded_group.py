@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import HashStore, ReduceOp, Store
+from torch._C._distributed_c10d import HashStore, ReduceOp, Store, Work
 from torch.backends import cuda as attention
 
 from samestep.data.loader import GENERATORS
@@ -71,6 +73,50 @@ class Wait(NamedTuple):
 
     is_over: Callable[[], bool]
     collective: str
+
+
+@dataclass
+class Channel:
+    """What one rank sends another, by the number of the send, until it is received. sends, receives: how many there
+    were: the first receive is of the first send, whichever is waited for first."""
+
+    tensors: dict[int, list[Tensor]] = field(default_factory=dict)
+    sends: int = 0
+    receives: int = 0
+
+
+class Received(Work):
+    """A tensor that another rank sends: wait() lets the others run until it is there, and copies it."""
+
+    def __init__(self, turns: Turns, channel: Channel, into: list[Tensor], name: str) -> None:
+        super().__init__()
+        self._turns, self._channel, self._into, self._name = turns, channel, into, name
+        self._number, self._is_over = channel.receives, False
+        channel.receives += 1
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._is_over:
+            self._turns.wait(lambda: self._number in self._channel.tensors, self._name)
+            for tensor, value in zip(self._into, self._channel.tensors.pop(self._number)):
+                if tensor.shape != value.shape or tensor.dtype != value.dtype:
+                    shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
+                    raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
+                tensor.detach().copy_(value)
+            self._is_over = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_over
+
+
+class Sent(Work):
+    """A tensor that has been sent: nothing is waited for."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Turns:
@@ -229,6 +275,19 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
             raise TrainingFailed(message("ranks_sum_different_tensors", shapes=[*dict.fromkeys(shapes)]))
         return reduce(torch.add, tensors)
 
+    channels: defaultdict[tuple[str, int, int, int], Channel] = defaultdict(Channel)
+
+    def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
+        channel = channels[group.pg_name, group.rank(), to, tag]
+        channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
+        channel.sends += 1
+        return Sent()
+
+    def receive(group: Any, tensors: list[Tensor], sender: int, tag: int = 0) -> Received:
+        channel = channels[group.pg_name, sender, group.rank(), tag]
+        return Received(turns, channel, tensors, f"recv from rank {sender}")
+
+    torchs.ProcessLocalGroup.send, torchs.ProcessLocalGroup.recv = send, receive  # which torch's has not
     before = torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM]
     torchs.Collective, torchs._store_based_barrier = Collective, all_created
     torchs._reduce_ops[ReduceOp.SUM] = in_rank_order
@@ -242,6 +301,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
     finally:
         _active.clear()
         torchs.ProcessLocalGroup.reset()
+        del torchs.ProcessLocalGroup.send, torchs.ProcessLocalGroup.recv
         torchs._uninstall_threaded_pg()
         isolate(False)
         torchs.Collective, torchs._store_based_barrier, torchs._reduce_ops[ReduceOp.SUM] = before

@@ -167,6 +167,7 @@ class ContinuedLayout:
     replicas: int
     split: Literal["even", "chunk"]
     buffers: Literal["rank0", "local"]
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -192,12 +193,12 @@ def second_size(ranks: int, global_batch: int) -> int:
 class LayoutPlan:
     """A layout that the reference plays, and its rounding.
 
-    replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
-    whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: with random numbers that each row keeps, and without batch statistics. constant: with constant random
-    numbers instead. compared: compared with the other layouts only, with no
-    engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
-    the same. subset: what its trainings take; None: the plan's. That of a second number of ranks has its own.
+    replicas, split, buffers, micro_batches: as in engine.Layout. rounds_to: the dtype that gradients pass through.
+    rounds_weights: whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the
+    widest to use. neutral: with random numbers that each row keeps, and without batch statistics. constant: with
+    constant random numbers instead. compared: compared with the other layouts only, with no engine: its tensors are
+    not written, and its weights not evaluated. then: the layout after the interruption; None: the same. subset: what
+    its trainings take; None: the plan's. That of a second number of ranks has its own.
     """
 
     replicas: int = 1
@@ -213,6 +214,7 @@ class LayoutPlan:
     trainings: tuple[str, ...] = TRAININGS
     then: ContinuedLayout | None = None
     subset: Subset | None = None
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
     processes = 1 if layout.split == "chunk" else layout.replicas
     most = ceil(job.global_batch / processes)
     count = 1
-    while job.micro_batch and ceil(most / count) > job.micro_batch:
+    while count < layout.micro_batches or (job.micro_batch and ceil(most / count) > job.micro_batch):
         count += 1
     shares = [_deal(of_process, count) for of_process in _deal(rows, processes)]
     by_micro = [[share[micro] for share in shares] for micro in range(count)]

@@ -24,7 +24,13 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.engines import check_settings, dividing_engines, inspect_engines, units_of_engines
+from samestep.tasks.inspect.engines import (
+    check_settings,
+    dividing_engines,
+    inspect_engines,
+    least_rows,
+    units_of_engines,
+)
 from samestep.tasks.inspect.job import inspect_job
 
 
@@ -78,6 +84,7 @@ def _inspection(question: Question) -> Inspection:
             also=question.also,
             proves=question.proves,
             dividing=dividing_engines(rows, question.engines, devices[0]),
+            least_rows=least_rows(rows, question.engines),
         )
     second: list[EngineFacts] = []
     if job and job.second:

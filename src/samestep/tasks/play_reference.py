@@ -432,7 +432,7 @@ class ReferencePlayer:
 
 
 def layout_of(planned: LayoutPlan | ContinuedLayout) -> Layout:
-    return Layout(planned.replicas, planned.split, planned.buffers)
+    return Layout(planned.replicas, planned.split, planned.buffers, micro_batches=planned.micro_batches)
 
 
 def interruption_of_layout(small: Job, training: ProveTask, planned: LayoutPlan, steps: int) -> int | None:

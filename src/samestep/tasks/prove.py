@@ -77,7 +77,17 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
     checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None
     first = parts is not None and parts.part == "first"
     stop = StopAfter(interruption_of(training, small, steps)) if first else None
-    run = Run(small, world, steps, observe=True, evaluator=evaluator, checkpoints=checkpoints, stop=stop, played=played)
+    run = Run(
+        small,
+        world,
+        steps,
+        observe=True,
+        evaluator=evaluator,
+        checkpoints=checkpoints,
+        stop=stop,
+        played=played,
+        micro_batches=engine.layout(world, **training.engine_settings).micro_batches,
+    )
     state = run_engine(engine, small, world, run, training.engine_settings)
     if checkpoints:
         checkpoints.close()

@@ -83,6 +83,7 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
         guards=Guards(training.on_nan, training.check_replicas),
         spot_checks=spot_checks,
         profile=profile,
+        micro_batches=engine.layout(world, **plan.engine_settings).micro_batches,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
     profile.close()

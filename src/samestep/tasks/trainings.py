@@ -33,7 +33,8 @@ def measure(plan: Plan, training: MeasureTask, job: Job, engine: Engine, world: 
 
     Runs before any other training in the process, because the peak memory never goes down again.
     """
-    run = Run(job, world, training.steps)
+    micro_batches = engine.layout(world, **plan.engine_settings).micro_batches
+    run = Run(job, world, training.steps, micro_batches=micro_batches)
     run_engine(engine, job, world, run, plan.engine_settings)
     return replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))
 

@@ -68,6 +68,12 @@ class World:
         return self.part == 0
 
     @property
+    def begins_stage(self) -> bool:
+        """Whether this rank is the first of those that have the same stage of a pipeline: of all, where there is
+        none."""
+        return self.rank % (self.size // (self.mesh.stage if self.mesh else 1)) == 0
+
+    @property
     def device(self) -> str:
         return self.devices[0]
 

@@ -101,6 +101,17 @@ def dividing_engines(
     return {row.name: partial(divides, world=worlds[row.name], **row.settings) for row, divides in dividing if divides}
 
 
+def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
+    """Returns how many rows give each micro-batch two, with the engines that have micro-batches of their own; else 0.
+
+    names: the engines of this command; none: all.
+    """
+    layouts = [row.layout for row in rows if row.available and row.layout and (row.name in names or not names)]
+    return max(
+        (2 * layout.replicas * layout.micro_batches for layout in layouts if layout.micro_batches > 1), default=0
+    )
+
+
 def takes_mesh(row: EngineFacts) -> bool:
     """Returns whether an engine's ranks can be arranged as they are asked to be."""
     return not row.mesh or {*row.mesh.sizes} <= {*row.axes}

@@ -58,19 +58,20 @@ def inspect_job(
     also: int | None = 0,
     proves: bool = True,
     dividing: Mapping[str, Callable[[Job], Message | None]] = MappingProxyType({}),
+    least_rows: int = 0,
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
     model. units: engine -> what its ranks gather. also, proves: as of Question. dividing: engine -> what divides the
-    model. Raises UserError for a job that cannot be trained or proven.
+    model. least_rows: of a step of the proof. Raises UserError for a job that cannot be trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
     model = _model(job)
     check(model)
     _check_model(job, model, target)
     count = sum(p.numel() for p in model.parameters())
-    dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
+    dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count, least_rows)
     steps = steps or _proof_steps(job, costly)
     extremes = find_extremes(job) if proves else Extremes()
     unlike = extremes.rows[:MOST_EXTREMES]
@@ -78,8 +79,7 @@ def inspect_job(
     sizes = sorted({1, replicas, *fewer})
     divided, undivided = _divided(job, dividing)
     refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
-    second = None
-    size = second_size(replicas, job.global_batch) if also is None else also
+    second, size = None, second_size(replicas, job.global_batch) if also is None else also
     if size not in (0, replicas):
         rows = proof_rows if proof_rows == job.global_batch else rows_of_proof(job, size, dry.forward_flop, count)[0]
         second = SecondSize(size, rows, varying_calls(job, partial(_model, job), units, size, device))
@@ -142,11 +142,13 @@ def _divided(
     return divided, undivided
 
 
-def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DryStep, DryEvaluation, int, bool]:
+def _tried(
+    job: Job, replicas: int, device: str, parameters: int, least: int
+) -> tuple[DryStep, DryEvaluation, int, bool]:
     """Trains and evaluates a few rows. Returns what that showed, the rows of a step of the proof, and whether it is
     costly. These rows are the job's global batch where no batch may have a size that the job never has."""
     dry, own_sizes = _dry_step(job, replicas, device)
-    rows, costly = rows_of_proof(job, replicas, dry.forward_flop, parameters)
+    rows, costly = rows_of_proof(job, replicas, dry.forward_flop, parameters, least)
     evaluation, own_chunks = _dry_evaluation(job, device)
     return dry, evaluation, job.global_batch if own_chunks or own_sizes else rows, costly
 

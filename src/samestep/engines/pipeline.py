@@ -1,0 +1,161 @@
+"""pipeline: pipeline parallelism; each rank has some of the model's layers, and micro-batches follow each other.
+
+    samestep verify my_job.py --engine pipeline --nproc 2
+    samestep run my_job.py --engine pipeline --mesh data=2,stage=2 --set-engine schedule=ZBVZeroBubble
+
+With which modules the stages begin: Job(parallel={"blocks.2": "stage"}), or as many of the model's repeated blocks for
+each; rank/stage_plan.py tries either in one process before any rank starts. A step has at least `microbatches`
+micro-batches, which are the job's own: 0 is two for each rank of a replica. Replicas (`data`) average their gradients
+after the schedule, by hand: DDP around a stage leaves gradients out under a zero-bubble schedule, without an error
+(https://github.com/pytorch/pytorch/issues/144530).
+Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
+from samestep.job import Batch, Job
+from samestep.message import Message, message
+from samestep.rank.process_group import process_group
+from samestep.rank.shards import full_state_dict
+from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
+from samestep.training import Run
+from samestep.world import World
+from samestep.world.mesh import Mesh
+
+if TYPE_CHECKING:
+    from samestep.rank.pipeline_stages import DividedModel
+
+
+def layout(world: World, *, schedule: str, microbatches: int, stages_per_rank: int) -> Layout:
+    # Nothing synchronises the replicas' buffers.
+    return Layout(
+        replicas=world.replicas,
+        buffers="local",
+        lone_batchnorm=True,
+        no_phases=True,
+        micro_batches=microbatches or 2 * mesh_of(world).stage,
+    )
+
+
+def mesh_of(world: World) -> Mesh:
+    return world.mesh or Mesh(stage=world.size)
+
+
+def divides(job: Job, world: World, *, schedule: str, microbatches: int, stages_per_rank: int) -> Message:
+    """Returns how the ranks of a replica divide the job's model. Raises UserError where they cannot."""
+    ranks = mesh_of(world).stage
+    arranged = layout(world, schedule=schedule, microbatches=microbatches, stages_per_rank=stages_per_rank)
+    rank_of = ranks_of_stages(schedule, ranks, stages_per_rank)
+    check_micro_batches(job, schedule, rank_of, replicas=world.replicas, fewest=arranged.micro_batches)
+    return stage_plan(job, len(rank_of), world.device).said(job.model(), ranks)
+
+
+def train(
+    job: Job, world: World, run: Run, *, schedule: str = "1F1B", microbatches: int = 0, stages_per_rank: int = 2
+) -> State:
+    from samestep.rank.pipeline_stages import DividedModel, Pipeline  # torch.distributed.pipelining takes a second
+
+    mesh = mesh_of(world)
+    with process_group(world):
+        ranks = init_device_mesh(
+            world.device.partition(":")[0], (mesh.stage, mesh.data), mesh_dim_names=("stage", "data")
+        )
+        stages, replicas = ranks["stage"].get_group(), ranks["data"].get_group()
+        rank_of = ranks_of_stages(schedule, mesh.stage, stages_per_rank)
+        plan = stage_plan(job, len(rank_of), world.device)
+        model: nn.Module = job.model().to(world.device)
+        divided = DividedModel(model, plan, rank_of, place=ranks["stage"].get_local_rank(), device=world.device)
+        divided.gather_state(stages)
+        copies = groups_of_copies(divided, ranks.mesh)
+        optimizer = job.optimizer.build(model)
+        scheduler = job.lr_scheduler(optimizer)
+        run.register(model, optimizer, scheduler=scheduler)
+        pipeline = Pipeline(
+            divided,
+            run.mean_loss,
+            job.forward,
+            schedule=schedule,
+            micro_batches=run.schedule.micro_batches,
+            group=stages,
+        )
+        step: list[Batch] = []
+        for batch in run.batches():
+            step.append(batch)
+            if batch.completes_step:
+                losses = pipeline.step(step)
+                for micro_batch, loss in zip(step, losses):
+                    run.note_loss(micro_batch, loss)
+                sum_copies(divided, copies)
+                average_gradients(model, replicas)
+                if job.clip_norm is not None:
+                    clip(divided, job.clip_norm, stages)
+                optimizer.step()
+                optimizer.zero_grad()
+                if job.moves_lr(batch):
+                    scheduler.step()
+                run.step(losses[-1])
+                step = []
+        return full_state_dict(model)
+
+
+def groups_of_copies(divided: DividedModel, ranks: Tensor) -> dict[str, dist.ProcessGroup]:
+    """Returns the name of each tied parameter that has copies on several ranks -> the group of these ranks.
+
+    ranks: shape [stage, data]
+    """
+    groups: dict[str, dist.ProcessGroup] = {}
+    for replica in ranks.T.tolist():
+        for name, holders in divided.copies.items():
+            members = [replica[place] for place in holders]
+            group = dist.new_group(members)  # on every rank, in the same order
+            if dist.get_rank() in members:
+                groups[name] = group
+    return groups
+
+
+def sum_copies(divided: DividedModel, groups: Mapping[str, dist.ProcessGroup]) -> None:
+    """Adds up the gradients of a tied parameter: each copy has that of the stages of its rank."""
+    for name, group in groups.items():
+        parameter = divided.model.get_parameter(name)
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+
+
+def average_gradients(model: nn.Module, replicas: dist.ProcessGroup) -> None:
+    """Averages the gradients of the replicas, stage by stage."""
+    if replicas.size() == 1:
+        return
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=replicas)
+            parameter.grad /= replicas.size()
+
+
+def clip(divided: DividedModel, max_norm: float, stages: dist.ProcessGroup) -> None:
+    """Clips by the norm of the whole gradient: over all stages, tied parameters once."""
+    norm = get_total_norm([parameter.grad for parameter in divided.owned() if parameter.grad is not None])
+    squared = norm.to(divided.device) ** 2
+    dist.all_reduce(squared, group=stages)
+    clip_grads_with_norm_(divided.model.parameters(), max_norm, squared.sqrt())
+
+
+ENGINE = Engine(
+    purpose="layers of the model on different ranks",
+    train=train,
+    layout=layout,
+    needs=Needs(missing=without_distributed, no_threads=""),
+    checks=Checks(divides=divides, cannot_skip=message("pipeline_cannot_skip_steps")),
+    axes=("stage", "data"),
+)

@@ -1,0 +1,344 @@
+"""How the ranks of a pipeline divide a model: with which of its modules each stage begins.
+
+A plan is what Job(parallel=…) says, or as many of the model's repeated blocks for each stage. It is tried in one
+process before any rank starts: the stages, one after the other and with nothing but their own parameters, must give
+the loss and the gradients of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from samestep.data.loader import Rows, to_device
+from samestep.data.schedule import schedule_of
+from samestep.errors import Refused, UserError, nearest_name
+from samestep.job import Batch, Job
+from samestep.message import Message, message
+from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
+from samestep.rank.step import default_generator
+
+STAGE = "stage"  # in Job.parallel: a stage begins with this module
+# schedule of torch.distributed.pipelining -> the stages of a rank: 'one', 'v' (the first and the last, the second and
+# the last but one, …) or 'loop' (as many as stages_per_rank says, as many ranks apart)
+SCHEDULES = {
+    "GPipe": "one",
+    "1F1B": "one",
+    "Interleaved1F1B": "loop",
+    "InterleavedZeroBubble": "loop",
+    "LoopedBFS": "loop",
+    "ZBVZeroBubble": "v",
+    "DualPipeV": "v",
+}
+ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
+CLOSE = 1e-4  # relative: what a stage lacks is off by as much as it is large
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a stage begins: the name of a module, and which leaves of its arguments the stage before sends.
+    needs_grad: of each of these, whether a gradient is sent back."""
+
+    module: str
+    leaves: tuple[int, ...] = ()
+    needs_grad: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Where the stages begin, but for the first one. holders: the name of a parameter or buffer -> the stages that use
+    it. draws: whether random numbers are drawn after the first stage, as by dropout."""
+
+    cuts: tuple[Cut, ...]
+    holders: Mapping[str, tuple[int, ...]]
+    draws: bool
+
+    @property
+    def stages(self) -> int:
+        return len(self.cuts) + 1
+
+    def said(self, model: nn.Module, ranks: int) -> Message:
+        """Returns how the model is divided, for the user to read."""
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        held = [
+            sum(size for name, size in sizes.items() if stage in self.holders[name]) for stage in range(self.stages)
+        ]
+        begins = [cut.module for cut in self.cuts]
+        if not begins:
+            return message("pipeline_is_whole")
+        tied = [name for name in sizes if len(self.holders[name]) > 1]
+        fields = {"begins": ", ".join(begins), "held": ", ".join(f"{size:,}" for size in held), "tied": tied or None}
+        return message("pipeline_ranks_divide_the_model", ranks=ranks, stages=self.stages, **fields)
+
+
+def ranks_of_stages(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
+    """Returns the rank that has each stage, of `ranks` ranks. Raises UserError for an unknown schedule."""
+    if schedule not in SCHEDULES:
+        hint = nearest_name(schedule, [*SCHEDULES])
+        raise UserError(message("pipeline_has_no_such_schedule", schedule=schedule, hint=hint))
+    if SCHEDULES[schedule] == "one":
+        return [*range(ranks)]
+    if SCHEDULES[schedule] == "v":
+        return [*range(ranks), *reversed(range(ranks))]
+    if stages_per_rank < 2:
+        raise UserError(message("schedule_needs_several_stages_per_rank", schedule=schedule, stages=stages_per_rank))
+    return [*range(ranks)] * stages_per_rank
+
+
+def check_micro_batches(job: Job, schedule: str, rank_of: Sequence[int], *, replicas: int, fewest: int) -> None:
+    """Raises Refused where the micro-batches of a step are too many for its rows, or a number that a schedule does not
+    take. rank_of: as ranks_of_stages() returns it. fewest: as of Layout.micro_batches."""
+    if fewest < 1:
+        raise UserError(message("micro_batches_per_step", micro_batches=fewest))
+    if job.carry_state:
+        raise Refused(message("pipeline_carries_no_state"))
+    ranks, stages = max(rank_of) + 1, len(rank_of)
+    rows, count = job.global_batch // replicas, replace(schedule_of(job, replicas), fewest=fewest).micro_batches
+    if count > rows:
+        raise Refused(message("more_micro_batches_than_rows", micro_batches=count, rows=rows))
+    if schedule in ("1F1B", "DualPipeV") and count < stages:
+        raise Refused(message("fewer_micro_batches_than_stages", schedule=schedule, micro_batches=count, stages=stages))
+    rounds = max(1, count // ranks)
+    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble") and count % rounds:
+        fields = {"schedule": schedule, "micro_batches": count, "ranks": ranks}
+        raise Refused(message("micro_batches_do_not_divide", **fields))
+
+
+def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
+    """Returns where `stages` stages of the job's model begin. Raises Refused, or UserError for a mistake in
+    Job.parallel, where the model cannot be divided so."""
+    with torch.random.fork_rng():
+        trial = Trial(job, device)
+        for name, module in trial.model.named_modules():
+            if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+                raise Refused(message("compiled_model_is_not_cut", module=name or type(module).__name__))
+        begins = _begins(job, trial, stages)
+        return trial.plan(begins)
+
+
+def _begins(job: Job, trial: Trial, stages: int) -> list[str]:
+    given = [name for name, style in (job.parallel or {}).items() if style == STAGE]
+    if given:
+        return _given(given, trial, stages)
+    blocks = trial.blocks(stages)
+    if len(blocks) < stages:
+        raise Refused(message("more_stages_than_blocks", stages=stages, blocks=len(blocks), names=blocks or None))
+    return [blocks[round(stage * len(blocks) / stages)] for stage in range(1, stages)]
+
+
+def _given(patterns: Sequence[str], trial: Trial, stages: int) -> list[str]:
+    names = [name for name, _ in trial.model.named_modules() if name]
+    begins = []
+    for pattern in patterns:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise UserError(message("parallel_names_no_module", module=pattern, hint=nearest_name(pattern, names)))
+        begins += matching
+    called = [name for name in trial.called if name in begins]
+    for name in begins:
+        if called.count(name) != 1:
+            raise Refused(message("stage_begins_at_a_module_called_often", module=name, calls=called.count(name)))
+    if len(called) != stages - 1:
+        raise UserError(message("parallel_begins_other_stages", begins=called, stages=stages, needed=stages - 1))
+    return called
+
+
+class Trial:
+    """A model and a few rows, on which plans are tried. called: the names of its modules, in the order of the forward
+    pass."""
+
+    def __init__(self, job: Job, device: str) -> None:
+        self.model, self.device = job.model().to(device).train(), device
+        schedule = schedule_of(job, 1)
+        micro_batch = schedule.step(0, 0, 0)[0]
+        micro_batch = replace(micro_batch, indices=micro_batch.indices[:ROWS], rows=min(micro_batch.rows, ROWS))
+        self._batch = Batch(to_device(Rows(job)[micro_batch][1], device), micro_batch)
+        self._job = job.of_phases()[0]
+        self._whole = deepcopy(self.model)
+        self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
+        self.called: list[str] = []
+        self._events: list[tuple[str, str]] = []  # ("call", a module) and ("use", a parameter or buffer), in order
+        generator = default_generator(device).manual_seed(SEED)
+        with ExitStack() as stack:
+            for name, module in self._whole.named_modules():
+                stack.callback(module.register_forward_pre_hook(self._note(name)).remove)
+            stack.enter_context(_Uses(self))
+            self.loss: Tensor = self._loss(self._whole)
+        self._draws = not torch.equal(generator.get_state(), generator.manual_seed(SEED).get_state())
+        self.loss.backward()
+
+    def _note(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            self.called.append(name)
+            self._events.append(("call", name))
+
+        return hook
+
+    def note_use(self, tensor: Tensor) -> None:
+        """Notes that an operation takes a tensor, if it is a parameter or a buffer of the model."""
+        if name := self._names.get(id(tensor)):
+            self._events.append(("use", name))
+
+    def _loss(self, model: nn.Module) -> Tensor:
+        loss: Tensor = self._job.criterion(self._job.forward(model, self._batch), self._batch)
+        return loss
+
+    def blocks(self, stages: int) -> list[str]:
+        """Returns the names of the model's blocks: of what stands in its lists and sequences, is called once and has
+        parameters. What is a list itself counts by its own blocks where there would be fewer than stages."""
+        blocks: dict[str, None] = {}
+        for name, _ in self.model.named_modules():
+            if not any(name == block or name.startswith(f"{block}.") for block in blocks):
+                blocks |= dict.fromkeys(self._children(name))
+        while len(blocks) < stages and (inner := next((n for n in blocks if self._children(n)), None)) is not None:
+            blocks = {name: None for block in blocks for name in (self._children(inner) if block == inner else [block])}
+        return [name for name in self.called if name in blocks]
+
+    def _children(self, name: str) -> list[str]:
+        """Returns the blocks of a list or a sequence; none of any other module, and none where there is only one."""
+        module = self.model.get_submodule(name)
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            return []
+        children = {f"{name}.{child}" if name else child: inner for child, inner in module.named_children()}
+        once = [n for n, inner in children.items() if self.called.count(n) == 1 and [*inner.parameters()]]
+        return once if len(once) > 1 else []
+
+    def plan(self, begins: Sequence[str]) -> StagePlan:
+        """Returns the plan of stages that begin so. Raises Refused where they do not add up to the model."""
+        holders = self._holders(begins)
+        cuts = self._cuts(begins, holders)
+        return StagePlan(cuts, holders, self._draws)
+
+    def _holders(self, begins: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Returns which stages use each parameter and buffer: in an operation, or else by calling its module."""
+        modules = dict(self._whole.named_modules())
+        uses, calls, stage = dict[str, set[int]](), dict[str, set[int]](), 0
+        for kind, name in self._events:
+            if kind == "use":
+                uses.setdefault(name, set()).add(stage)
+                continue
+            stage += name in begins
+            for _, tensor in tensors_of(modules[name], recurse=False):
+                calls.setdefault(self._names[id(tensor)], set()).add(stage)
+        return {name: tuple(sorted(uses.get(name) or calls.get(name) or {0})) for name in self._names.values()}
+
+    def _cuts(self, begins: Sequence[str], holders: Mapping[str, tuple[int, ...]]) -> tuple[Cut, ...]:
+        generator = default_generator(self.device)
+        cuts, models, joints = list[Cut](), list[nn.Module](), list[tuple[Any, dict[int, Tensor]]]()
+        sent: Sequence[Any] = ()
+        loss: Tensor | None = None
+        for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
+            model = deepcopy(self.model)
+            names = {id(tensor): name for name, tensor in tensors_of(model)}
+            leave_absent(model, partial(_is_held, names, holders, stage))
+            modules = [model.get_submodule(name) if name else None for name in (first, last)]
+            received: dict[int, Tensor] = {}
+            receive = partial(_receive, sent, received, generator, generator.get_state())
+            generator.manual_seed(SEED)
+            before, sent = sent, ()
+            try:
+                loss = StageForward(modules[0], modules[1], self.device).run(partial(self._loss, model), receive)
+            except StageOutput as output:
+                sent = output.leaves
+            except Exception as error:
+                raise Refused(_why(first or "", error)) from error
+            models.append(model)
+            if first:
+                cuts.append(Cut(first, tuple(received), tuple(t.requires_grad for t in received.values())))
+                joints.append((before, received))
+        if loss is None or loss.is_meta:
+            raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=None, what="loss"))
+        self._check(begins, loss, models, joints)
+        self._check_sizes(begins)
+        return tuple(cuts)
+
+    def _check_sizes(self, begins: Sequence[str]) -> None:
+        """Raises Refused where shapes depend on values, which a rank that receives them does not have."""
+        modules = [self.model.get_submodule(name) for name in begins]
+        try:
+            sizes_at(partial(self._loss, self.model), self.model, modules, self.device)
+        except Exception as error:
+            raise Refused(_why(begins[0], error)) from error
+
+    def _check(
+        self, begins: Sequence[str], loss: Tensor, models: Sequence[nn.Module], joints: Sequence[tuple[Any, Any]]
+    ) -> None:
+        """Raises Refused where the stages' loss or gradients are not those of the whole model."""
+        if not _close(self.loss, loss):
+            raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=None, what="loss"))
+        loss.backward()
+        for sent, received in reversed(joints):
+            with_grad = [n for n, tensor in received.items() if tensor.grad is not None and sent[n].requires_grad]
+            if with_grad:
+                torch.autograd.backward([sent[n] for n in with_grad], [received[n].grad for n in with_grad])
+        whole = dict(self._whole.named_parameters())
+        of_stages = [dict(model.named_parameters()) for model in models]
+        for name, parameter in whole.items():
+            gradients = [gradient for stage in of_stages if (gradient := stage[name].grad) is not None]
+            total = torch.stack(gradients).sum(0) if gradients else None
+            if (total is None) != (parameter.grad is None) or not _close(parameter.grad, total):
+                raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=name, what=None))
+
+
+class _Uses(TorchFunctionMode):
+    """Notes which parameters and buffers the operations take."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._trial = trial
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self._trial.note_use(leaf)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_held(names: Mapping[int, str], holders: Mapping[str, Sequence[int]], stage: int, tensor: Tensor) -> bool:
+    return stage in holders[names[id(tensor)]]
+
+
+def _receive(
+    sent: Sequence[Any],
+    received: dict[int, Tensor],
+    generator: torch.Generator,
+    state: Tensor,
+    absent: Mapping[int, Tensor],
+) -> dict[int, Tensor]:
+    """Returns what the stage before has sent, and notes the leaves of the graph in `received`."""
+    generator.set_state(state)
+    for number, tensor in absent.items():
+        if not isinstance(sent[number], Tensor) or sent[number].shape != tensor.shape:
+            raise RuntimeError("the stage before has a tensor of another shape")
+        received[number] = sent[number].detach().requires_grad_(sent[number].requires_grad)
+    # Not the leaves themselves: a module may change its input in place, as autograd allows of no leaf.
+    return {number: tensor.view_as(tensor) for number, tensor in received.items()}
+
+
+def tensors_of(model: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Yields the parameters and buffers by name; tied ones once."""
+    yield from model.named_parameters(recurse=recurse)
+    yield from model.named_buffers(recurse=recurse)
+
+
+def _why(module: str, error: Exception) -> Message:
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return message("stage_does_not_run_alone", module=module, error=first_line)
+
+
+def _close(whole: Tensor | None, stages: Tensor | None) -> bool:
+    if whole is None or stages is None:
+        return whole is stages
+    scale = float(whole.detach().double().abs().max()) if whole.numel() else 0.0
+    return bool(((whole - stages).detach().double().abs() <= CLOSE * scale).all())

@@ -1,0 +1,155 @@
+"""Faults of pipeline parallelism, planted on two replicas of two stages each."""
+
+from __future__ import annotations
+
+from mutations.faults.fault import Fault
+
+PIPELINE, STAGES = "engines/pipeline.py", "rank/pipeline_stages.py"
+JOBS, MESH = ("deep",), "data=2,stage=2"
+GRADIENT, LOSS = ("first gradient",), ("loss",)
+AVERAGE = "                average_gradients(model, replicas)\n"
+CLIP = "                if job.clip_norm is not None:\n                    clip(divided, job.clip_norm, stages)\n"
+STEP = "                optimizer.step()\n"
+
+
+def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "") -> Fault:
+    return Fault(f"pipeline: {name}", file, old, new, named, cause, JOBS, engine="pipeline", mesh=MESH)
+
+
+FAULTS = (
+    fault("the loss divided by the micro-batches twice", STAGES, "scale_grads=False", "scale_grads=True", GRADIENT),
+    fault(
+        "the loss never divided by the micro-batches",
+        STAGES,
+        "return loss * batch.micro_batch.share",
+        "return loss * 1.0",
+        GRADIENT,
+    ),
+    fault(
+        "the gradient of the last micro-batch alone",
+        STAGES,
+        "return loss * batch.micro_batch.share",
+        "return loss * batch.micro_batch.share * batch.completes_step",
+        GRADIENT,
+    ),
+    fault(
+        "the copies of a tied weight not summed",
+        PIPELINE,
+        "                sum_copies(divided, copies)\n",
+        "",
+        GRADIENT,
+    ),
+    fault(
+        "the copies of a tied weight averaged",
+        PIPELINE,
+        "            dist.all_reduce(parameter.grad, group=group)\n",
+        "            dist.all_reduce(parameter.grad, group=group)\n            parameter.grad /= group.size()\n",
+        GRADIENT,
+    ),
+    fault(
+        "each stage clips by its own norm",
+        PIPELINE,
+        "    dist.all_reduce(squared, group=stages)\n",
+        "",
+        (*LOSS, "replicas"),
+    ),
+    fault(
+        "a tied weight counted twice in the norm",
+        PIPELINE,
+        "for parameter in divided.owned() if",
+        "for parameter in divided.model.parameters() if",
+        LOSS,
+    ),
+    fault(
+        "the norm of the last stage left out",
+        PIPELINE,
+        "    dist.all_reduce(squared, group=stages)\n",
+        "    dist.broadcast(squared, group=stages, group_src=0)\n",
+        LOSS,
+    ),
+    fault("the replicas' gradients never averaged", PIPELINE, AVERAGE, "", GRADIENT),
+    fault("the replicas' gradients summed", PIPELINE, "            parameter.grad /= replicas.size()\n", "", GRADIENT),
+    fault("clipped before the average", PIPELINE, AVERAGE + CLIP, CLIP + AVERAGE, LOSS),
+    fault(
+        "a stage that does not step",
+        PIPELINE,
+        STEP,
+        '                if ranks["stage"].get_local_rank() == 0:\n                    optimizer.step()\n',
+        (*GRADIENT, "optimizer steps", "learning rate", "learning rates"),
+    ),
+    fault(
+        "a stage of the second replica leaves out its last update",
+        PIPELINE,
+        STEP,
+        '                if world.replica and ranks["stage"].get_local_rank() and run.count.done == run.steps - 1:\n'
+        "                    optimizer.zero_grad()\n" + STEP,
+        ("replicas",),
+    ),
+    fault("gradients not set to zero", PIPELINE, "                optimizer.zero_grad()\n", "", LOSS),
+    fault(
+        "the labels of another micro-batch",
+        STAGES,
+        "        batch = self.batches[int(number)]\n",
+        "        wrong = {2: 3, 3: 2} if self.sends is None else {}  # of these, one has as many rows as the other\n"
+        "        batch = self.batches[wrong.get(int(number), int(number))]\n",
+        LOSS,
+    ),
+    fault(
+        "each stage draws its random numbers anew",
+        STAGES,
+        "            if self.draws:\n                generator.set_state(received[-1].cpu())\n",
+        "",
+        LOSS,
+    ),
+    fault(
+        "the losses of a rank that has none",
+        STAGES,
+        "group_src=self.divided.rank_of[last]",
+        "group_src=0",
+        LOSS,
+    ),
+    fault(
+        "a stage's buffers from another replica",
+        PIPELINE,
+        STEP,
+        STEP + "                for buffer in model.buffers():\n"
+        "                    if not buffer.is_meta:\n"
+        "                        dist.broadcast(buffer, group=replicas, group_src=1)\n",
+        ("buffer",),
+    ),
+    fault(
+        "rows without weight change a stage's buffers",
+        "training.py",
+        "            if micro_batch.rows == 0:\n",
+        "            if micro_batch.rows < 0:\n",
+        ("buffer",),
+    ),
+    fault(
+        "evaluated and saved with the first stage's weights alone",
+        STAGES,
+        "                    dist.broadcast(whole, group=group, group_src=self._owners[name])\n",
+        "                    if tensor.is_meta:\n                        whole.zero_()\n",
+        ("initial weights", "first gradient", "weights"),
+    ),
+    fault(
+        "the learning rate of the first stage alone moves",
+        PIPELINE,
+        "                if job.moves_lr(batch):\n",
+        '                if job.moves_lr(batch) and ranks["stage"].get_local_rank() == 0:\n',
+        ("learning rate",),
+    ),
+    fault(
+        "a step shared out among as many replicas as ranks",
+        "training.py",
+        "schedule_of(job, world.replicas)",
+        "schedule_of(job, world.size)",
+        ("rows", "indices"),
+    ),
+    fault(
+        "fewer micro-batches than the engine says",
+        "training.py",
+        "fewest=micro_batches)",
+        "fewest=micro_batches - 1)",
+        ("rows", "indices", "failed"),
+    ),
+)

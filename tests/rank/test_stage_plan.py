@@ -1,0 +1,211 @@
+"""Where the stages of a pipeline begin: what is found in a model, what is asked for, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from mutations.jobs import deep, heads
+from samestep import Job, Recipe
+from samestep.errors import UserError
+from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
+
+
+class Blocks(nn.Module):
+    """Blocks between two other layers, called by `go`."""
+
+    def __init__(self, go: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.last, self.go = nn.Linear(8, 3), go
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.go(self, x)
+
+
+class Scaled(nn.Linear):
+    """A layer that is called with a factor, too."""
+
+    def forward(self, x: Tensor, *, factor: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * factor
+
+
+class Conditioned(nn.Module):
+    """Blocks that all read what a layer before them has computed: as the position bias of T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.condition = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.blocks = nn.ModuleList(Scaled(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor, x = self.condition(x), self.first(x)
+        for block in self.blocks:
+            x = block(x, factor=factor)
+        return x
+
+
+def plain(model: Any, x: Tensor) -> Tensor:
+    x = model.first(x)
+    for block in model.blocks:
+        x = block(x).relu()
+    return model.last(x)  # type: ignore[no-any-return]
+
+
+def skipping(model: Any, x: Tensor) -> Tensor:
+    """What the first layer returns is needed again at the end, as in a U-Net."""
+    x = first = model.first(x)
+    for block in model.blocks:
+        x = block(x)
+    return model.last(x + first)  # type: ignore[no-any-return]
+
+
+def repeated(model: Any, x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = model.blocks[1](model.blocks[0](x))
+    return model.last(x)  # type: ignore[no-any-return]
+
+
+def deciding(model: Any, x: Tensor) -> Tensor:
+    """Values decide what is computed."""
+    x = model.first(x)
+    for block in model.blocks:
+        x = block(x) if x.sum() < 1e9 else x
+    return model.last(x)  # type: ignore[no-any-return]
+
+
+def changing(model: Any, x: Tensor) -> Tensor:
+    """What a block has returned is changed in place."""
+    x = model.first(x)
+    for block in model.blocks:
+        x = block(x).relu_()
+    return model.last(x)  # type: ignore[no-any-return]
+
+
+def job(model: Callable[[], nn.Module], parallel: Mapping[str, str] | None = None, **fields: Any) -> Job:
+    inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    return Job(
+        model=model,
+        criterion=lambda output, batch: output.square().mean(),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        train=TensorDataset(inputs, inputs),
+        global_batch=4,
+        parallel=parallel,
+        **fields,
+    )
+
+
+def sequence(layers: int = 4) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU())))
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(sequence(2), nn.Sequential(nn.BatchNorm1d(8), sequence(2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "begins"),
+    [
+        (sequence, 2, ["6"]),
+        (sequence, 3, ["3", "9"]),
+        (nested, 2, ["1"]),
+        (nested, 4, ["0.3", "1.0", "1.1"]),
+        (lambda: Blocks(plain), 2, ["blocks.2"]),
+        (lambda: Blocks(plain), 4, ["blocks.1", "blocks.2", "blocks.3"]),
+        (lambda: Blocks(changing), 2, ["blocks.2"]),
+        (Conditioned, 3, ["blocks.1", "blocks.2"]),
+    ],
+)
+def test_the_blocks_of_a_model_are_found(model: Callable[[], nn.Module], stages: int, begins: list[str]) -> None:
+    plan = stage_plan(job(model), stages)
+    assert [cut.module for cut in plan.cuts] == begins
+
+
+def test_what_a_stage_does_not_compute_is_sent_to_it() -> None:
+    sent = [cut.leaves for cut in stage_plan(job(Conditioned), 3).cuts]
+    assert sent == [(0, 1), (0, 1)]  # what the block before returns, and the factor
+    assert [cut.leaves for cut in stage_plan(deep(), 2).cuts] == [(0,)]  # the mask is computed of the tokens
+
+
+def test_tied_weights_are_of_several_stages_and_buffers_of_one() -> None:
+    plan = stage_plan(deep(), 4)
+    several = {name: stages for name, stages in plan.holders.items() if len(stages) > 1}
+    assert several == {"embedding.weight": (0, 3)}
+    assert plan.holders["blocks.2.norm.running_mean"] == (1,) and plan.draws
+    said = plan.said(deep().model(), 4)
+    assert said.id == "pipeline_ranks_divide_the_model" and said.fields["tied"] == ["embedding.weight"]
+
+
+def test_a_plan_takes_no_random_numbers_from_the_training() -> None:
+    before = torch.random.get_rng_state()
+    stage_plan(heads(), 2)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_without_random_numbers_no_state_of_them_is_sent() -> None:
+    assert not stage_plan(job(lambda: Blocks(plain)), 2).draws
+
+
+def test_modules_that_are_named_begin_stages() -> None:
+    given = {"last": "stage", "blocks.*": "colwise", "blocks.1": "stage"}
+    assert [cut.module for cut in stage_plan(job(lambda: Blocks(plain), given), 3).cuts] == ["blocks.1", "last"]
+
+
+@pytest.mark.parametrize(
+    ("go", "parallel", "stages", "said"),
+    [
+        (plain, None, 5, "more_stages_than_blocks"),
+        (repeated, None, 2, "more_stages_than_blocks"),
+        (repeated, {"blocks.0": "stage"}, 2, "stage_begins_at_a_module_called_often"),
+        (plain, {"layers.1": "stage"}, 2, "parallel_names_no_module"),
+        (plain, {"blocks.*": "stage"}, 2, "parallel_begins_other_stages"),
+        (skipping, None, 2, "stage_does_not_run_alone"),
+        (deciding, None, 2, "stage_does_not_run_alone"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    go: Callable[[Any, Tensor], Tensor], parallel: Mapping[str, str] | None, stages: int, said: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        stage_plan(job(lambda: Blocks(go), parallel), stages)
+    assert raised.value.message.id == said
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "fewest", "said"),
+    [
+        ("1F1B", 4, 3, "fewer_micro_batches_than_stages"),
+        ("DualPipeV", 2, 3, "fewer_micro_batches_than_stages"),
+        ("Interleaved1F1B", 2, 5, "micro_batches_do_not_divide"),
+        ("GPipe", 2, 11, "more_micro_batches_than_rows"),
+        ("GPipe", 2, -1, "micro_batches_per_step"),
+    ],
+)
+def test_micro_batches_that_a_schedule_does_not_take_are_refused(
+    schedule: str, ranks: int, fewest: int, said: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        check_micro_batches(deep(), schedule, ranks_of_stages(schedule, ranks, 2), replicas=1, fewest=fewest)
+    assert raised.value.message.id == said
+
+
+def test_a_state_that_rows_carry_is_refused() -> None:
+    carrying = deep()
+    object.__setattr__(carrying, "carry_state", True)
+    with pytest.raises(UserError) as raised:
+        check_micro_batches(carrying, "1F1B", [0, 1], replicas=1, fewest=4)
+    assert raised.value.message.id == "pipeline_carries_no_state"
+
+
+def test_stages_of_a_rank() -> None:
+    assert ranks_of_stages("1F1B", 3, 2) == [0, 1, 2]
+    assert ranks_of_stages("Interleaved1F1B", 2, 3) == [0, 1, 0, 1, 0, 1]
+    assert ranks_of_stages("ZBVZeroBubble", 2, 3) == [0, 1, 1, 0]
+    with pytest.raises(UserError) as raised:
+        ranks_of_stages("1F2B", 2, 2)
+    assert raised.value.message.id == "pipeline_has_no_such_schedule"
