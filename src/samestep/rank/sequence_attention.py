@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from samestep.errors import Refused
+from samestep.message import message
 from samestep.rank.sequence_blocks import SequencePlan, attention
 
 
@@ -159,6 +161,8 @@ class Ring(Gather):
         ring._cp_options.convert_to_f32 = False  # torch's default adds float64 up in float32
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if options["attn_mask"] is not None or query.shape != key.shape:
+            raise Refused(message("ring_takes_no_mask"))
         given = {"is_causal": options["is_causal"], "scale": options["scale"]}
         return RingAttention.apply(query, key, value, self.group, given)  # type: ignore[no-any-return]
 

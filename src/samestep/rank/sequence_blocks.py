@@ -123,13 +123,22 @@ def _attention(
 ) -> Tensor:
     options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
     options |= {"scale": scale, "enable_gqa": enable_gqa}
-    attends = _current.get()
+    attends = _asked()
     return attends.attend(query, key, value, **options) if attends else attention(query, key, value, **options)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    attends = _current.get()
+    attends = _asked()
     return attends.drop(input, p, training, inplace) if attends else dropout(input, p, training, inplace)
+
+
+def _asked() -> Attends | None:
+    """Returns what takes the place of torch's functions. Raises Refused in a backward pass outside of a block: there an
+    activation checkpoint repeats a piece of one, and would compute it for the chunk alone."""
+    attends = _current.get()
+    if attends is None and torch._C._current_graph_task_id() != -1:
+        raise Refused(message("checkpoint_inside_of_divided_block"))
+    return attends
 
 
 @contextmanager
@@ -166,6 +175,10 @@ class _InBlock(NamedTuple):
     length: int  # of the rank's chunk
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if options["dropout_p"]:
+            raise Refused(message("random_numbers_inside_of_divided_blocks", block=None))
+        if query.shape[-2] != key.shape[-2]:
+            raise Refused(message("positions_meet_outside_of_attention", block=None))
         return self.ranked.attend(query, key, value, **options)
 
     def drop(self, tensor: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
@@ -207,10 +220,10 @@ def _forward_on_chunk(
     if len(leaves) != len(block.inputs):
         raise Refused(message("block_is_called_otherwise", block=block.name))
     divided = [(leaf, dim) for leaf, dim in zip(leaves, block.inputs) if dim is not None]
-    lengths = {leaf.shape[dim] for leaf, dim in divided}
-    check_length(max(lengths), ranked.chunks)
-    if len(lengths) > 1:
+    lengths = {leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else -1 for leaf, dim in divided}
+    if len(lengths) > 1 or -1 in lengths:
         raise Refused(message("block_is_called_otherwise", block=block.name))
+    check_length(max(lengths), ranked.chunks)
     chunks = [leaf if dim is None else ranked.split(leaf, dim) for leaf, dim in zip(leaves, block.inputs)]
     (first, dim), (length,) = divided[0], lengths
     arguments, named = rebuilt(chunks)
@@ -333,8 +346,10 @@ class Trial:
             blocks[block.name] != block for _, block in chosen
         ):
             return None
+        outputs = [(leaf, dim) for call, block in chosen for leaf, dim in zip(leaves_of(call.output), block.outputs)]
+        joined = [leaf for leaf, dim in outputs if dim is not None]
         for rank in range(chunks.ranks):
-            with on_chunks(self.model, [*blocks.values()], _Played(self, calls, chunks, rank)):
+            with on_chunks(self.model, [*blocks.values()], _Played(self, calls, chunks, rank, joined)):
                 try:
                     loss = self._forward()
                 except _Apart:
@@ -404,24 +419,25 @@ class Trial:
 
 
 class _Played:
-    """One rank, whose attention is given the keys of all positions that the trial has recorded. calls: of blocks."""
+    """One rank, whose attention is given the keys of all positions that the trial has recorded in the calls of blocks.
+    joined: what they returned, of all positions."""
 
-    def __init__(self, trial: Trial, calls: Sequence[Call], chunks: Chunks, rank: int) -> None:
+    def __init__(
+        self, trial: Trial, calls: Sequence[Call], chunks: Chunks, rank: int, joined: Sequence[Tensor] = ()
+    ) -> None:
         self.chunks, self.rank, self.attended = chunks, rank, 0
-        self._attentions = [n for call in calls for n in trial.attentions[call.first : call.last]]
-        self._joined = iter([leaf for call in calls for leaf in leaves_of(call.output) if isinstance(leaf, Tensor)])
+        self._attentions = [called for call in calls for called in trial.attentions[call.first : call.last]]
+        self._joined = iter(joined)
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
         return self.chunks.take(tensor, dim, self.rank)
 
     def join(self, tensor: Tensor, dim: int) -> Tensor:
-        """Returns the recorded tensor, of which the given one is a chunk. Raises _Apart where it is not."""
-        for recorded in self._joined:
-            if recorded.shape != tensor.shape and recorded.dim() == tensor.dim():
-                if _close(self.chunks.take(recorded, dim, self.rank), tensor):
-                    return recorded
-                break
-        raise _Apart
+        """Returns the tensor of all positions, of which the given one is a chunk. Raises _Apart where it is not."""
+        recorded = next(self._joined, None)
+        if recorded is None or not _close(self.chunks.take(recorded, dim, self.rank), tensor):
+            raise _Apart
+        return recorded
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         if self.attended == len(self._attentions):
@@ -448,7 +464,7 @@ def _draw_weights(model: nn.Module) -> None:
             if parameter.is_floating_point():
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
                 if parameter.dim() > 1:
-                    parameter.copy_(drawn / max(1, parameter[0].numel()) ** 0.5)
+                    parameter.copy_(drawn / max(1, parameter.numel() / max(1, len(parameter))) ** 0.5)
                 else:
                     parameter.add_(drawn / 4)
 
@@ -478,6 +494,8 @@ class SequencePlan:
 
     def said(self, how: str) -> Message:
         """Returns the plan for the user to read."""
+        if not self.blocks:
+            return message("context_replicas_of_one_rank")
         names = [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", block.name) for block in self.blocks)]
         fields = {"ranks": self.chunks.ranks, "length": self.length, "how": how}
         return message(
@@ -488,14 +506,15 @@ class SequencePlan:
 def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> SequencePlan:
     """Returns how `ranks` ranks divide the sequences of a job's model. how: 'gather', 'ulysses' or 'ring'. Raises
     Refused where they cannot."""
+    if ranks == 1:
+        return SequencePlan([], Chunks(1), 0)
     with torch.random.fork_rng():
         trial = Trial(job, device)
     lengths = [called.query.shape[-2] for called in trial.attentions]
     causal = all(called.options["is_causal"] for called in trial.attentions)
     balanced = how == "ring" and causal and not any(length % (2 * ranks) for length in lengths)
     chunks = Chunks(ranks, balanced)
-    if ranks > 1:
-        _check(how, trial.attentions, ranks, device)
+    _check(how, trial.attentions, ranks, device)
     blocks = trial.blocks(chunks)
     if blocks is None:
         with torch.random.fork_rng():
