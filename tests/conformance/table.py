@@ -75,6 +75,8 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "fsdp wrap=root": ("fsdp", {"wrap": "root"}),
     "fsdp checkpoint": ("fsdp", {"checkpoint": "true", "reshard": "false"}),
     "fsdp bf16": ("fsdp", {"precision": "bf16"}),
+    "fsdp, replicas of shards": ("fsdp", {}),
+    "fsdp, shards of tensor parallel layers": ("fsdp", {}),
     "amp bf16": ("amp", {}),
     "amp fp16": ("amp", {"precision": "fp16"}),
     "accelerate": ("accelerate", {}),
@@ -95,13 +97,18 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
     "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
 }
-# Of an engine whose ranks divide the model: the number of ranks -> how they are arranged.
-MESHES = {"tensor": {2: "tensor=2"}, "tensor, two replicas": {4: "data=2,tensor=2"}}
+# Of an engine on a mesh: the number of ranks -> how they are arranged.
+MESHES = {
+    "tensor": {2: "tensor=2"},
+    "tensor, two replicas": {4: "data=2,tensor=2"},
+    "fsdp, replicas of shards": {4: "data=2,shard=2"},
+    "fsdp, shards of tensor parallel layers": {4: "shard=2,tensor=2"},
+}
 # Of several ranks with a process group, and as exact as the job: what each of the other tables is a product with.
 EXACT = [
     name
     for name, (engine, given) in ENGINES.items()
-    if not given and engine not in (*ELSEWHERE, "single", "split", "amp", "tensor")
+    if not given and name not in MESHES and engine not in (*ELSEWHERE, "single", "split", "amp")
 ]
 BITWISE = "bitwise at"
 COLUMNS = (*BEHAVIOURS, BITWISE)
@@ -123,9 +130,8 @@ class Bench(ExitStack):
         facts = engine_facts(engine, size, given, mesh)
         if why := refusal(facts, _inspected(tuple(settings.items()), size, engine if facts.mesh else "", mesh)):
             return Verdict("refused", reason=why)
-        if (
-            mesh
-        ):  # in a process of their own: DTensor keeps the groups of a mesh, which kept ranks destroy after a proof
+        if mesh:
+            # In a process of their own: DTensor keeps the groups of a mesh, which kept ranks destroy after a proof.
             with Ranks(size, threads=True) as ranks:
                 return prove(
                     self.reference_rank, ranks, DRAWN, engine, settings, given, complete=self.complete, mesh=mesh

@@ -1,6 +1,7 @@
-"""Faults of tensor parallelism are caught on two replicas of two ranks, as threads; the same files without one pass.
+"""Faults of tensor parallelism, and of FSDP on a mesh, are caught on four ranks, as threads; the same files without one
+pass.
 
-python tests/mutations/test_tensor.py FILE.json    plants all of them
+python tests/mutations/test_tensor.py FILE.json [WORDS]    plants all of them, or those with these words in their name
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lane_marks import CHECK, FULL
-from mutations.faults import Fault
-from mutations.faults.tensor import FAULTS, JOBS, MESH, TENSOR
+from mutations.faults import Fault, fsdp_mesh, tensor
+from mutations.faults.fsdp_mesh import COPIES, DIVIDED, FSDP
+from mutations.faults.tensor import JOBS, MESH, TENSOR
 from mutations.plant import References, plant
 from ranks import SOURCE, Ranks
 
 SIZE = 4
-HEALTHY = Fault("nothing", TENSOR, "import torch\n", "import torch\n", (), "", JOBS, engine="tensor", mesh=MESH)
+FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS)
+IMPORT = "import torch.distributed as dist\n"
+HEALTHY = (
+    Fault("tensor: nothing", TENSOR, IMPORT, IMPORT, (), "", JOBS, engine="tensor", mesh=MESH),
+    *(
+        Fault("fsdp: nothing", FSDP, "import torch\n", "import torch\n", (), "", JOBS, engine="fsdp", mesh=mesh)
+        for mesh in (COPIES, DIVIDED)
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +43,13 @@ def references() -> Iterator[References]:
 def test_every_fault_applies() -> None:
     texts = {fault.name: (SOURCE / "samestep" / fault.file).read_text().count(fault.old) for fault in FAULTS}
     assert {name: count for name, count in texts.items() if count != 1} == {}
-    assert len(texts) == len(FAULTS) >= 15
+    assert len(texts) == len(FAULTS) >= 25
 
 
+@pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh}")
 @pytest.mark.check
-def test_without_a_fault_it_is_the_same_step(references: References) -> None:
-    assert [row["verdict"] for row in plant(HEALTHY, references, threads=True)] == ["same"]
+def test_without_a_fault_it_is_the_same_step(healthy: Fault, references: References) -> None:
+    assert [row["verdict"] for row in plant(healthy, references, threads=True)] == ["same"]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +62,11 @@ def test_a_fault_is_caught(fault: Fault, references: References) -> None:
     assert row["verdict"] in ("differs", "failed") and row.get("quantity", row["verdict"]) in fault.named, row
 
 
-def main(file: Path) -> None:
+def main(file: Path, words: str = "") -> None:
     with Ranks(1) as reference_rank:
         references = References(reference_rank, SIZE)
         rows = []
-        for fault in (HEALTHY, *FAULTS):
+        for fault in (fault for fault in (*HEALTHY, *FAULTS) if words in fault.name):
             rows += plant(fault, references, threads=True)
             told = rows[-1]
             print(told["verdict"], told["named"], told.get("quantity"), told.get("reason"), told["fault"], flush=True)
@@ -63,4 +74,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:3])

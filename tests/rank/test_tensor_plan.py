@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,33 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(torch.relu(self.first(x)))))  # type: ignore[no-any-return]
+
+
+class Declared(nn.Module):
+    """A model with a tp_plan of its own, as Hugging Face's have; one layer is tied, and one has an odd size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head, self.odd = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 4), nn.Linear(4, 3)
+        self.first, self.tied = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.tied.weight = self.first.weight
+        styles = {"head": "colwise_rep", "odd": "colwise_gather_output", "tied": "colwise", "first": "replicated"}
+        self.tp_plan = {"up": "colwise", "do*": "rowwise", **styles}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.odd(self.head(self.down(torch.relu(self.up(self.tied(self.first(x)))))))  # type: ignore[no-any-return]
+
+
+class Beside(nn.Module):
+    """What is between two layers is also left on the module, for the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        hidden = torch.relu(self.first(x))
+        return self.second(hidden), lambda: hidden.square().mean()
 
 
 def zero(layer: nn.Linear) -> nn.Linear:
@@ -110,6 +138,42 @@ def test_attention_is_split_by_heads_and_what_is_tied_stays_whole() -> None:
     assert division_of(heads(), 2).plan == expected
 
 
+def test_a_models_own_plan_is_taken_where_it_adds_up() -> None:
+    plan = {"up": "colwise", "down": "rowwise", "head": "colwise_gather"}
+    assert division_of(job(Declared), 2).plan == plan
+
+    def nested() -> nn.Module:
+        return nn.Sequential(Declared())
+
+    assert division_of(job(nested), 2).plan == {f"0.{name}": style for name, style in plan.items()}
+
+    def wrong() -> nn.Module:
+        model = Declared()
+        model.tp_plan = {"up": "colwise", "down": "colwise"}
+        return model
+
+    found = {"up": "colwise", "down": "rowwise", "head": "colwise", "odd": "rowwise"}
+    assert division_of(job(wrong), 2).plan == found
+
+
+def test_blocks_of_a_list_that_are_unlike_are_tried_by_themselves() -> None:
+    def model() -> nn.Module:
+        def block(p: float) -> nn.Module:
+            return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.Dropout(p), nn.Linear(12, 8))
+
+        blocks = [block(p) for p in (0.0, 0.5, 0.0)]
+        return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks)))
+
+    division = division_of(job(model), 2)
+    assert {*division.plan} == {"blocks.0.1", "blocks.0.3", "blocks.2.1", "blocks.2.3"}
+    assert division.random == ["blocks.1.3"]
+
+
+def test_what_the_loss_reads_beside_the_output_is_not_split() -> None:
+    beside = replace(job(Beside), criterion=lambda output, batch: output[0].mean() + output[1]())
+    assert division_of(beside, 2).plan == {"first": "colwise_gather", "second": "colwise_gather"}
+
+
 def test_a_plan_takes_no_random_numbers_from_the_training() -> None:
     before = torch.random.get_rng_state()
     division_of(job(sequence(nn.GELU())), 2)
@@ -131,6 +195,7 @@ def test_layers_around_a_dropout_stay_whole_and_this_is_said() -> None:
         "split": 26,
         "total": 179,
         "random": ["2"],
+        "whole": ["0"],
     }
 
 

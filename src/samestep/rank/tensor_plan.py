@@ -1,8 +1,8 @@
 """How tensor parallel ranks divide a model: which layers are split by columns, which by rows.
 
-A plan is what Job(parallel=…) says, or what is found in the model: pairs of Linear layers between which each part of
-the columns needs that part alone, as in elementwise operations and attention heads. Both are tried in one process
-before any rank starts: the parts' outputs must add up to the whole layer's.
+A plan is what Job(parallel=…) says, a Hugging Face model's own tp_plan, or what is found in the model: pairs of Linear
+layers between which each part of the columns needs that part alone, as in elementwise operations and attention heads.
+All are tried in one process before any rank starts: the parts' outputs must add up to the whole layer's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,20 @@ from samestep.message import Message, message
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 STYLES = (COLWISE, ROWWISE, GATHERED)
+SPLIT, RANDOM, WHOLE = "split", "random", "whole"  # what is found of a pair of layers
 OTHER_RANKS = (2, 3)  # that show whether a pair can be split at all
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
 CLOSE = 1e-3  # relative: what is not split rightly is off by as much as it is large
 SEED = 11  # of the weights with which a plan is tried: a layer of zeros would hide how it is split
+
+# The styles of a Hugging Face model's tp_plan that these are; layers of its other styles stay whole.
+THEIR_STYLES = {
+    "colwise": COLWISE,
+    "rowwise": ROWWISE,
+    "embedding_rowwise": ROWWISE,
+    "colwise_rep": GATHERED,
+    "colwise_gather_output": GATHERED,
+}
 
 Plan = Mapping[str, str]  # the name of a layer -> one of STYLES
 
@@ -50,6 +60,8 @@ class Division:
         total = sum(parameter.numel() for parameter in model.parameters())
         styles = dict.fromkeys(f"{_pattern(name)} {style}" for name, style in self.plan.items())
         random = [*dict.fromkeys(map(_pattern, self.random))]
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in self.plan]
+        whole = [pattern for pattern in dict.fromkeys(map(_pattern, linear)) if pattern not in random]
         return message(
             "tensor_ranks_divide_the_model",
             ranks=ranks,
@@ -57,6 +69,7 @@ class Division:
             split=split,
             total=total,
             random=random or None,
+            whole=whole or None,
         )
 
 
@@ -72,7 +85,24 @@ def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
         trial = Trial(job, device)
     if job.parallel is not None:
         return Division(_given(job.parallel, trial, ranks))
-    return _found(trial, ranks)
+    plan = _declared(trial, ranks)
+    return Division(plan) if plan and trial.wrong_part(plan, ranks) is None else _found(trial, ranks)
+
+
+def _declared(trial: Trial, ranks: int) -> dict[str, str]:
+    """Returns what a Hugging Face model in the job's model says of itself, without tied layers and sizes that the ranks
+    do not divide."""
+    plan: dict[str, str] = {}
+    layers = dict(trial.model.named_modules())
+    for prefix, module in layers.items():
+        declared = getattr(module, "tp_plan", None)
+        for pattern, style in declared.items() if isinstance(declared, Mapping) else ():
+            asked = f"{prefix}.{pattern}" if prefix else pattern
+            for name in (name for name in layers if fnmatchcase(name, asked) and style in THEIR_STYLES):
+                layer = layers[name]
+                if isinstance(layer, nn.Linear | nn.Embedding) and not trial.shares_weights(layer):
+                    plan[name] = THEIR_STYLES[style]
+    return {name: style for name, style in plan.items() if _size(layers[name], style) % ranks == 0}
 
 
 def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, str]:
@@ -101,39 +131,56 @@ def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, s
     return plan
 
 
+def _size(layer: Any, style: str) -> int:
+    """Returns the size along which a Linear layer or an Embedding is split."""
+    size: int = layer.weight.shape[1 if style == ROWWISE and isinstance(layer, nn.Linear) else 0]
+    return size
+
+
 def _check_size(name: str, layer: nn.Linear | nn.Embedding, style: str, ranks: int) -> None:
-    if isinstance(layer, nn.Embedding):
-        size = layer.num_embeddings
-    else:
-        size = layer.in_features if style == ROWWISE else layer.out_features
-    if size % ranks:
+    if (size := _size(layer, style)) % ranks:
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
 
-def _found(trial: Trial, ranks: int) -> Division:
+def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     """Finds the pairs of Linear layers that can be split, in the order of the forward pass; where there is none, the
-    single layers, whose outputs are gathered."""
-    division = Division({})
+    single layers, whose outputs are gathered. alike: what is so in one block is so in all of a list, until the plan is
+    tried as a whole: each block by itself takes as many times as long."""
+    division, judged = Division({}), dict[str, str]()
     for columns, rows in trial.candidates():
         if any(name in division.plan for name in (*columns, rows)):
             continue
         pair = {**dict.fromkeys(columns, COLWISE), rows: ROWWISE}
-        if trial.wrong_part(pair, ranks) is None:
-            for name in (*columns, rows):
+        pattern = " ".join(map(_pattern, pair)) if alike else rows
+        if pattern not in judged:
+            judged[pattern] = _judged(trial, pair, ranks)
+        if judged[pattern] == SPLIT:
+            for name in pair:
                 _check_size(name, trial.linear[name], pair[name], ranks)
             division.plan |= pair
-        elif number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
-            raise Refused(message("layer_splits_over_other_ranks", layer=columns[0], ranks=ranks, others=number))
-        else:
-            trial.model.eval()
-            division.random += [rows] if trial.wrong_part(pair, ranks) is None else []
-            trial.model.train()
+        elif judged[pattern] == RANDOM:
+            division.random.append(rows)
+    if alike and division.plan and trial.wrong_part(division.plan, ranks):
+        return _found(trial, ranks, alike=False)
     if not division.plan:
         division.plan = {name: GATHERED for name, layer in trial.linear.items() if layer.out_features % ranks == 0}
     if not division.plan:
         sizes = [f"{name}: {layer.out_features}" for name, layer in trial.linear.items()]
         raise Refused(message("no_layer_can_be_split", ranks=ranks, layers=sizes))
     return division
+
+
+def _judged(trial: Trial, pair: Plan, ranks: int) -> str:
+    """Returns SPLIT for a pair of layers that can be split, RANDOM for one that could without random numbers, else
+    WHOLE. Raises Refused for one that other numbers of ranks can split."""
+    if trial.wrong_part(pair, ranks) is None:
+        return SPLIT
+    if number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
+        raise Refused(message("layer_splits_over_other_ranks", layer=next(iter(pair)), ranks=ranks, others=number))
+    trial.model.eval()
+    without_random = trial.wrong_part(pair, ranks) is None
+    trial.model.train()
+    return RANDOM if without_random else WHOLE
 
 
 class Trial:
@@ -172,11 +219,13 @@ class Trial:
         return lambda layer, inputs: self._called.append((name, inputs[0] if inputs else None))
 
     def _forward(self) -> Any:
+        """Computes the output and the loss, which may read what a layer has left beside its output."""
         # What inspects a job has not imported dynamo, which takes a second, and compiles nothing.
         eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with torch.random.fork_rng(), torch.no_grad(), eager:
             torch.manual_seed(SEED)
-            return self._job.forward(self.model, self._batch)
+            output = self._job.forward(self.model, self._batch)
+            return output, self._job.criterion(output, self._batch)
 
     def shares_weights(self, layer: nn.Module) -> bool:
         """Returns whether another module has one of the layer's parameters, too (tied weights)."""
@@ -271,5 +320,6 @@ def _close(whole: Any, parts: Any) -> bool:
         return False
     if not whole.is_floating_point():
         return bool((whole == parts).all())
-    scale = float(whole.double().abs().max()) if whole.numel() else 0.0
-    return bool(((whole - parts).double().abs() <= CLOSE * scale).all())
+    finite = whole[whole.isfinite()].double()
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return bool(torch.isclose(parts.double(), whole.double(), rtol=0.0, atol=CLOSE * scale, equal_nan=True).all())
