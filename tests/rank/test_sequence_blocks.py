@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from mutations.jobs import sequences
 from samestep import Job, Recipe
 from samestep.errors import UserError
-from samestep.rank.sequence_blocks import Chunks, sequence_plan
+from samestep.rank import sequence_blocks
+from samestep.rank.sequence_blocks import Chunks, attention, on_chunks, sequence_plan
 
 LENGTH, WIDTH = 8, 12
 
@@ -171,6 +173,57 @@ def test_a_plan_leaves_torch_and_its_random_numbers_as_they_are() -> None:
     sequence_plan(sequences(), 2, "gather")
     after = torch.random.get_rng_state(), F.scaled_dot_product_attention, F.dropout
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+class OneRank:
+    """A rank that has all positions."""
+
+    chunks, rank = Chunks(1), 0
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        return tensor
+
+    def join(self, tensor: Tensor, dim: int) -> Tensor:
+        return tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return attention(query, key, value, **options)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("divided", "refused"), [("blocks.0.inside", False), ("blocks.0", True)])
+def test_a_checkpoint_is_around_a_block_and_not_inside_of_it(divided: str, refused: bool) -> None:
+    model, x = Model(Checkpointed(Block())), torch.randn(3, LENGTH, WIDTH)
+    with on_chunks(model, [sequence_blocks.Block(divided, (1,), (1,))], OneRank()):
+        output = model(x).sum()
+        if refused:
+            with pytest.raises(UserError) as raised:
+                output.backward()
+            assert raised.value.message.id == "checkpoint_inside_of_divided_block"
+        else:
+            output.backward()
+
+
+@pytest.mark.parametrize(
+    ("length", "dropout_p", "said"),
+    [(LENGTH, 0.5, "random_numbers_inside_of_divided_blocks"), (7, 0.0, "sequence_does_not_divide")],
+)
+def test_what_a_trial_did_not_show_ends_the_training(length: int, dropout_p: float, said: str) -> None:
+    class TwoRanks(OneRank):
+        chunks = Chunks(2)
+
+    model = Block(drop=dropout_p)
+    with on_chunks(model, [sequence_blocks.Block("", (1, None), (1,))], TwoRanks()), pytest.raises(UserError) as raised:
+        model(torch.randn(3, length, WIDTH), None)
+    assert raised.value.message.id == said
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -17,6 +17,9 @@ def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], how:
     )
 
 
+CLIPPED = "clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+HEALTHY = fault("nothing", CONTEXT, CLIPPED, CLIPPED, ())
+
 FAULTS = (
     fault(
         "gradients not reduced over the sequence ranks",
@@ -79,7 +82,7 @@ FAULTS = (
         BLOCKS,
         "self.ranked.chunks.take(mask, self.dim, self.ranked.rank)",
         "self.ranked.chunks.take(mask, self.dim, 0)",
-        (*WRONG, "refused"),
+        (*WRONG, "failed"),
     ),
     fault(
         "the backward pass of the ring has another rank's keys",
