@@ -494,3 +494,64 @@ def deep(rows: int = 45, global_batch: int = 10) -> Job:
         global_batch=global_batch,
         micro_batch=None,
     )
+
+
+class CausalBlock(nn.Module):
+    """Attention to the positions before, and a feed-forward network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.attend, self.project = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.feed = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        parts = self.attend(self.norm1(x)).chunk(3, -1)
+        heads = (part.view(rows, length, 4, 4).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(rows, length, 16)
+        x = x + self.drop(self.project(attended))
+        return x + self.drop(self.feed(self.norm2(x)))  # type: ignore[no-any-return]
+
+
+class Causal(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.embedding, self.place = nn.Embedding(11, 16), nn.Embedding(length, 16)
+        self.drop, self.blocks = nn.Dropout(0.1), nn.ModuleList(CausalBlock() for _ in range(2))
+        self.output = nn.Linear(16, 11, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.embedding(tokens) + self.place(places))
+        for block in self.blocks:
+            x = block(x)
+        return self.output(x)  # type: ignore[no-any-return]
+
+
+def sequences(rows: int = 45, global_batch: int = 10, length: int = 8) -> Job:
+    """Sequences whose positions context parallel ranks divide, with padded ends of uneven lengths, which the loss
+    leaves out; tied weights, dropout in the blocks and before them, micro-batches, a clipping that acts at every step.
+    """
+    tokens = torch.randint(11, (rows + 13, length + 1), generator=_random(16))
+    ends = torch.randint(1, length + 1, (rows + 13, 1), generator=_random(17))
+    targets = tokens[:, 1:].masked_fill(torch.arange(length) >= ends, -100)
+
+    def model() -> nn.Module:
+        torch.manual_seed(18)
+        return Causal(length)
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}, _decayed_and_not),
+        scheduler=LRSchedule(_decay, every="step"),
+        clip_norm=0.05,
+        train=TensorDataset(tokens[13:, :-1], targets[13:]),
+        evaluation=TensorDataset(tokens[:13, :-1], targets[:13]),
+        global_batch=global_batch,
+        micro_batch=3,
+        epochs=2,
+    )

@@ -1,5 +1,5 @@
-"""Faults of tensor parallelism, and of FSDP on a mesh, are caught on four ranks, as threads; the same files without one
-pass.
+"""Faults of tensor and context parallelism, and of FSDP on a mesh, are caught on four ranks, as threads; the same files
+without one pass.
 
 python tests/mutations/test_tensor.py FILE.json [WORDS]    plants all of them, or those with these words in their name
 """
@@ -16,14 +16,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lane_marks import CHECK, FULL
-from mutations.faults import Fault, fsdp_mesh, tensor
+from mutations.faults import Fault, context, fsdp_mesh, tensor
 from mutations.faults.fsdp_mesh import COPIES, DIVIDED, FSDP
 from mutations.faults.tensor import JOBS, MESH, TENSOR
 from mutations.plant import References, plant
 from ranks import SOURCE, Ranks
 
 SIZE = 4
-FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS)
+FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS)
 IMPORT = "import torch.distributed as dist\n"
 HEALTHY = (
     Fault("tensor: nothing", TENSOR, IMPORT, IMPORT, (), "", JOBS, engine="tensor", mesh=MESH),
@@ -31,6 +31,7 @@ HEALTHY = (
         Fault("fsdp: nothing", FSDP, "import torch\n", "import torch\n", (), "", JOBS, engine="fsdp", mesh=mesh)
         for mesh in (COPIES, DIVIDED)
     ),
+    context.HEALTHY,
 )
 
 
@@ -43,7 +44,7 @@ def references() -> Iterator[References]:
 def test_every_fault_applies() -> None:
     texts = {fault.name: (SOURCE / "samestep" / fault.file).read_text().count(fault.old) for fault in FAULTS}
     assert {name: count for name, count in texts.items() if count != 1} == {}
-    assert len(texts) == len(FAULTS) >= 25
+    assert len(texts) == len(FAULTS) >= 37
 
 
 @pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh}")
@@ -70,7 +71,7 @@ def main(file: Path, words: str = "") -> None:
             rows += plant(fault, references, threads=True)
             told = rows[-1]
             print(told["verdict"], told["named"], told.get("quantity"), told.get("reason"), told["fault"], flush=True)
-    file.write_text(json.dumps(rows, indent=1) + "\n")
+    file.write_text(json.dumps(rows, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

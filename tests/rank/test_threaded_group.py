@@ -23,7 +23,7 @@ from samestep.rank.threaded_group import Turns, threaded_group
 from samestep.report.language import catalogue
 from samestep.world import World
 
-THREADABLE = {"single", "split", "dataparallel", "ddp", "fsdp", "zero", "amp", "tensor", "pipeline"}
+THREADABLE = {"single", "split", "dataparallel", "ddp", "fsdp", "zero", "amp", "tensor", "pipeline", "context"}
 
 
 def test_torch_has_the_group_that_the_ranks_use() -> None:

@@ -1,0 +1,542 @@
+"""Which modules of a model compute on a chunk of the sequence, as context parallel ranks let them.
+
+In such a module positions meet in F.scaled_dot_product_attention alone. Which modules these are is not read from
+their code: it is tried, in one process, before any rank starts. With random weights each rank's chunk goes through a
+module in turn, its attention is given the keys of all positions, and its output must be that chunk of the module's.
+What comes before and after these modules (position embeddings, pooling, the loss) computes on all positions.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice, product
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from samestep.data.loader import Rows, to_device
+from samestep.data.schedule import schedule_of
+from samestep.errors import Refused
+from samestep.job import Batch, Job
+from samestep.job.walk import flattened, leaves_of
+from samestep.message import Message, message
+from samestep.rank.step import default_generator
+
+ROWS = 3  # of the batch on which modules are tried
+CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large
+SEED = 12  # of the weights with which modules are tried: a layer of zeros would hide what it does
+TRIES = 64  # of dimensions along which a module's arguments may be divided
+
+attention, dropout = F.scaled_dot_product_attention, F.dropout  # torch's, which stand aside in a block
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Which positions each of `ranks` ranks has: a chunk; balanced: an early and a late one, so that causal attention
+    costs every rank the same."""
+
+    ranks: int
+    balanced: bool = False
+
+    @property
+    def unit(self) -> int:
+        """What divides the length of a sequence that can be divided."""
+        return self.ranks * (2 if self.balanced else 1)
+
+    def positions(self, rank: int, length: int, device: Any = None) -> Tensor:
+        """Returns a rank's positions, shape [length / ranks]."""
+        chunks = torch.arange(length, device=device).chunk(self.unit)
+        return torch.cat([chunks[rank], chunks[-1 - rank]]) if self.balanced else chunks[rank]
+
+    def take(self, tensor: Tensor, dim: int, rank: int) -> Tensor:
+        """Returns a rank's positions of a tensor that has all of them along `dim`."""
+        return tensor.index_select(dim, self.positions(rank, tensor.shape[dim], tensor.device))
+
+    def put_together(self, chunks: Sequence[Tensor], dim: int) -> Tensor:
+        """Returns the tensor of all positions of the ranks' chunks, which are in the order of the ranks."""
+        joined = torch.cat([*chunks], dim)
+        if not self.balanced:
+            return joined
+        length = joined.shape[dim]
+        order = torch.cat([self.positions(rank, length, joined.device) for rank in range(self.ranks)])
+        return joined.index_select(dim, order.argsort())
+
+
+@dataclass(frozen=True)
+class Block:
+    """A module that computes on a chunk. inputs: of each leaf of its arguments, and outputs: of each leaf of what it
+    returns, the dimension of the positions; None: the leaf is not divided."""
+
+    name: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+
+
+class SequenceRank(Protocol):
+    """One rank's chunk of a sequence.
+
+    split: takes the rank's positions of a tensor of all. join: returns the tensor of all positions. attend: as
+    F.scaled_dot_product_attention, for the queries of the rank's positions and the keys of all.
+    """
+
+    chunks: Chunks
+    rank: int
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor: ...
+
+    def join(self, tensor: Tensor, dim: int) -> Tensor: ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor: ...
+
+
+class Attends(Protocol):
+    """What takes the place of torch's functions."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor: ...
+
+    def drop(self, tensor: Tensor, p: float, training: bool, inplace: bool) -> Tensor: ...
+
+
+_current: ContextVar[Attends | None] = ContextVar("current", default=None)  # of this thread
+_replaced, _lock = [0], Lock()  # how many threads have replaced torch's functions
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    options |= {"scale": scale, "enable_gqa": enable_gqa}
+    attends = _asked()
+    return attends.attend(query, key, value, **options) if attends else attention(query, key, value, **options)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    attends = _asked()
+    return attends.drop(input, p, training, inplace) if attends else dropout(input, p, training, inplace)
+
+
+def _asked() -> Attends | None:
+    """Returns what takes the place of torch's functions. Raises Refused in a backward pass outside of a block: there an
+    activation checkpoint repeats a piece of one, and would compute it for the chunk alone."""
+    attends = _current.get()
+    if attends is None and torch._C._current_graph_task_id() != -1:
+        raise Refused(message("checkpoint_inside_of_divided_block"))
+    return attends
+
+
+@contextmanager
+def _replaced_functions() -> Iterator[None]:
+    """Lets F.scaled_dot_product_attention and F.dropout ask what is current in the thread that calls them."""
+    functional: Any = F
+    with _lock:
+        _replaced[0] += 1
+        functional.scaled_dot_product_attention, functional.dropout = _attention, _dropout
+    try:
+        yield
+    finally:
+        with _lock:
+            _replaced[0] -= 1
+            if not _replaced[0]:
+                functional.scaled_dot_product_attention, functional.dropout = attention, dropout
+
+
+@contextmanager
+def _calling(attends: Attends) -> Iterator[None]:
+    token = _current.set(attends)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class _InBlock(NamedTuple):
+    """Torch's functions inside of a block, whose first divided input has `dims` dimensions."""
+
+    ranked: SequenceRank
+    dim: int
+    dims: int
+    length: int  # of the rank's chunk
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if options["dropout_p"]:
+            raise Refused(message("random_numbers_inside_of_divided_blocks", block=None))
+        if query.shape[-2] != key.shape[-2]:
+            raise Refused(message("positions_meet_outside_of_attention", block=None))
+        return self.ranked.attend(query, key, value, **options)
+
+    def drop(self, tensor: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+        """Draws the mask of all positions, as one process does, and takes the rank's."""
+        if not training or not p:
+            return tensor
+        if tensor.dim() != self.dims or tensor.shape[self.dim] != self.length:
+            raise Refused(message("dropout_inside_of_divided_block", shape=str([*tensor.shape])))
+        shape = [*tensor.shape]
+        shape[self.dim] *= self.ranked.chunks.ranks
+        mask = dropout(tensor.new_ones(shape), p)
+        chunk = self.ranked.chunks.take(mask, self.dim, self.ranked.rank)
+        return tensor.mul_(chunk) if inplace else tensor * chunk
+
+
+@contextmanager
+def on_chunks(model: nn.Module, blocks: Sequence[Block], ranked: SequenceRank) -> Iterator[None]:
+    """Lets the blocks of a model compute on one rank's chunk of the sequence while the block runs."""
+    with ExitStack() as changed:
+        changed.enter_context(_replaced_functions())
+        for block in blocks:
+            module: Any = model.get_submodule(block.name)
+            changed.callback(_set_forward, module, vars(module).get("forward"))
+            module.forward = partial(_forward_on_chunk, module.forward, block, ranked)
+        yield
+
+
+def _set_forward(module: Any, forward: Any) -> None:
+    if forward is None:
+        del module.forward
+    else:
+        module.forward = forward
+
+
+def _forward_on_chunk(
+    forward: Callable[..., Any], block: Block, ranked: SequenceRank, *arguments: Any, **named: Any
+) -> Any:
+    leaves, rebuilt = flattened((arguments, named))
+    if len(leaves) != len(block.inputs):
+        raise Refused(message("block_is_called_otherwise", block=block.name))
+    divided = [(leaf, dim) for leaf, dim in zip(leaves, block.inputs) if dim is not None]
+    lengths = {leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else -1 for leaf, dim in divided}
+    if len(lengths) > 1 or -1 in lengths:
+        raise Refused(message("block_is_called_otherwise", block=block.name))
+    check_length(max(lengths), ranked.chunks)
+    chunks = [leaf if dim is None else ranked.split(leaf, dim) for leaf, dim in zip(leaves, block.inputs)]
+    (first, dim), (length,) = divided[0], lengths
+    arguments, named = rebuilt(chunks)
+    with _calling(_InBlock(ranked, dim, first.dim(), length // ranked.chunks.ranks)):
+        output = forward(*arguments, **named)
+    leaves, rebuilt = flattened(output)
+    if len(leaves) != len(block.outputs):
+        raise Refused(message("block_is_called_otherwise", block=block.name))
+    return rebuilt(leaf if dim is None else ranked.join(leaf, dim) for leaf, dim in zip(leaves, block.outputs))
+
+
+def check_length(length: int, chunks: Chunks) -> None:
+    """Raises Refused for a sequence that the ranks cannot divide: gloo would abort."""
+    if length % chunks.unit:
+        raise Refused(message("sequence_does_not_divide", length=length, ranks=chunks.ranks, unit=chunks.unit))
+
+
+# The trial
+
+
+class Attention(NamedTuple):
+    """One call of F.scaled_dot_product_attention. options: its keyword arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module in which attention is computed.
+
+    random: the generator's state before it, and random_after. first, last: of the trial's attentions. inner: calls of
+    modules inside of it.
+    """
+
+    name: str
+    module: nn.Module
+    arguments: Any
+    random: Tensor
+    first: int
+    last: int = 0
+    output: Any = None
+    random_after: Tensor | None = None
+    inner: list[Call] = field(default_factory=list)
+
+
+class _Apart(Exception):
+    """What a chunk gives is not what all positions give."""
+
+
+class Trial:
+    """A model with random weights and a few rows, whose modules are tried. attentions: in the order of their calls.
+
+    Raises Refused for a model without attention.
+    """
+
+    def __init__(self, job: Job, device: str, *, training: bool = True) -> None:
+        self._job, self._generator = job, default_generator(device)
+        self.model = job.model().to(device).train(training)
+        schedule = schedule_of(job, 1)
+        micro_batch = schedule.step(0, 0, 0)[0]
+        micro_batch = replace(micro_batch, indices=micro_batch.indices[:ROWS], rows=min(micro_batch.rows, ROWS))
+        self._batch = Batch(to_device(Rows(job)[micro_batch][1], device), micro_batch)
+        _draw_weights(self.model)
+        self.attentions: list[Attention] = []
+        self._calls, self._open = list[Call](), list[Call]()
+        self.wrong = ""  # the module that cannot be divided
+        with ExitStack() as hooks:
+            hooks.enter_context(_replaced_functions())
+            for name, module in self.model.named_modules():
+                hooks.callback(module.register_forward_pre_hook(self._begin(name), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(self._end).remove)
+            hooks.enter_context(_calling(self))
+            self._loss = self._forward()
+        if not self.attentions:
+            raise Refused(message("model_without_attention"))
+
+    def _forward(self) -> Tensor | None:
+        # What inspects a job has not imported dynamo, which takes a second, and compiles nothing.
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with torch.random.fork_rng(), torch.no_grad(), eager:
+            self._generator.manual_seed(SEED)
+            output = self._job.output(self.model, self._batch)
+            return self._job.criterion(output, self._batch)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        self.attentions.append(Attention(query, key, value, options))
+        return attention(query, key, value, **options)
+
+    def drop(self, tensor: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+        return dropout(tensor, p, training, inplace)
+
+    def _begin(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
+            state = self._generator.get_state()
+            self._open.append(Call(name, module, (arguments, named), state, len(self.attentions)))
+
+        return hook
+
+    def _end(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        call = self._open.pop()
+        call.last, call.output = len(self.attentions), output
+        if call.last > call.first:
+            call.random_after = self._generator.get_state()
+            (self._open[-1].inner if self._open else self._calls).append(call)
+
+    def blocks(self, chunks: Chunks) -> list[Block] | None:
+        """Returns the outermost modules that compute on chunks; None where a module's attention is in none."""
+        for query, *_ in self.attentions:
+            check_length(query.shape[-2], chunks)
+        with torch.random.fork_rng(), torch.no_grad(), _replaced_functions():
+            chosen = self._divisible(self._calls, chunks)
+        if chosen is None:
+            return None
+        blocks = {block.name: block for _, block in chosen}
+        calls = [call for call, _ in chosen]
+        if sum(call.last - call.first for call in calls) < len(self.attentions) or any(
+            blocks[block.name] != block for _, block in chosen
+        ):
+            return None
+        outputs = [(leaf, dim) for call, block in chosen for leaf, dim in zip(leaves_of(call.output), block.outputs)]
+        joined = [leaf for leaf, dim in outputs if dim is not None]
+        for rank in range(chunks.ranks):
+            with on_chunks(self.model, [*blocks.values()], _Played(self, calls, chunks, rank, joined)):
+                try:
+                    loss = self._forward()
+                except _Apart:
+                    return None
+            if not _close(self._loss, loss):
+                return None
+        return [*blocks.values()]
+
+    def _divisible(self, calls: Sequence[Call], chunks: Chunks) -> list[tuple[Call, Block]] | None:
+        divided = []
+        for call in calls:
+            block = self._as_block(call, chunks)
+            chosen = [(call, block)] if block else self._divisible(call.inner, chunks) if call.inner else None
+            if not chosen:
+                self.wrong = self.wrong or call.name
+                return None
+            divided += chosen
+        return divided
+
+    def _as_block(self, call: Call, chunks: Chunks) -> Block | None:
+        """Tries along which dimensions the arguments of a module may be divided. Returns it as a block, or None."""
+        length = self.attentions[call.first].query.shape[-2]
+        options: list[list[int | None]] = []
+        for leaf in leaves_of(call.arguments):
+            dims = [dim for dim, size in enumerate(leaf.shape) if size == length] if isinstance(leaf, Tensor) else []
+            # A mask of queries and keys need not be divided: its rows are taken where attention is computed.
+            choices: list[int | None] = [dims[0], None] if dims else [None]
+            options.append(choices[::-1] if len(dims) > 1 else choices)
+        for inputs in islice(product(*options), TRIES):
+            outputs = [self._tried(call, inputs, chunks, rank) for rank in reversed(range(chunks.ranks))]
+            if any(dim is not None for dim in inputs) and outputs[0] and all(dims == outputs[0] for dims in outputs):
+                return Block(call.name, tuple(inputs), outputs[0])
+        return None
+
+    def _tried(
+        self, call: Call, inputs: Sequence[int | None], chunks: Chunks, rank: int
+    ) -> tuple[int | None, ...] | None:
+        """Calls a module with one rank's chunk. Returns the dimension of the positions in each leaf of its output; None
+        where the output is another one."""
+        leaves, rebuilt = flattened(call.arguments)
+        divided = [leaf if dim is None else chunks.take(leaf, dim, rank) for leaf, dim in zip(leaves, inputs)]
+        first = next(((leaf, dim) for leaf, dim in zip(divided, inputs) if dim is not None), None)
+        if first is None:
+            return None
+        played = _Played(self, [call], chunks, rank)
+        arguments, named = rebuilt(divided)
+        self._generator.set_state(call.random)
+        try:
+            with _calling(_InBlock(played, first[1], first[0].dim(), first[0].shape[first[1]])):
+                output = leaves_of(call.module(*arguments, **named))
+        except Exception:  # a shape that does not fit, wherever it shows
+            return None
+        assert call.random_after is not None
+        if not torch.equal(self._generator.get_state(), call.random_after) or played.attended != call.last - call.first:
+            return None
+        dims, expected = list[int | None](), leaves_of(call.output)
+        if len(expected) != len(output):
+            return None
+        for tensor, chunk in zip(expected, output):
+            differing: list[int] = []
+            if isinstance(tensor, Tensor) and isinstance(chunk, Tensor) and tensor.dim() == chunk.dim():
+                differing = [dim for dim, size in enumerate(tensor.shape) if size != chunk.shape[dim]]
+            dims.append(differing[0] if differing else None)
+            if not _close(chunks.take(tensor, differing[0], rank) if differing else tensor, chunk):
+                return None
+        return tuple(dims) if any(dim is not None for dim in dims) else None
+
+
+class _Played:
+    """One rank, whose attention is given the keys of all positions that the trial has recorded in the calls of blocks.
+    joined: what they returned, of all positions."""
+
+    def __init__(
+        self, trial: Trial, calls: Sequence[Call], chunks: Chunks, rank: int, joined: Sequence[Tensor] = ()
+    ) -> None:
+        self.chunks, self.rank, self.attended = chunks, rank, 0
+        self._attentions = [called for call in calls for called in trial.attentions[call.first : call.last]]
+        self._joined = iter(joined)
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        return self.chunks.take(tensor, dim, self.rank)
+
+    def join(self, tensor: Tensor, dim: int) -> Tensor:
+        """Returns the tensor of all positions, of which the given one is a chunk. Raises _Apart where it is not."""
+        recorded = next(self._joined, None)
+        if recorded is None or not _close(self.chunks.take(recorded, dim, self.rank), tensor):
+            raise _Apart
+        return recorded
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if self.attended == len(self._attentions):
+            raise _Apart
+        recorded = self._attentions[self.attended]
+        self.attended += 1
+        for tensor, chunk in zip(recorded[:3], (query, key, value)):
+            if not _close(self.chunks.take(tensor, -2, self.rank), chunk):
+                raise _Apart
+        length, mask = recorded.query.shape[-2], options["attn_mask"]
+        if options["is_causal"]:
+            places = torch.arange(length, device=query.device)
+            mask = self.chunks.positions(self.rank, length, query.device)[:, None] >= places
+        elif mask is not None and mask.shape[-2] == length:
+            mask = self.chunks.take(mask, -2, self.rank)
+        return attention(query, recorded.key, recorded.value, **{**options, "attn_mask": mask, "is_causal": False})
+
+
+def _draw_weights(model: nn.Module) -> None:
+    """Gives every parameter random values near those of a new layer: what is zero would hide how it is computed."""
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+                if parameter.dim() > 1:
+                    parameter.copy_(drawn / max(1, parameter.numel() / max(1, len(parameter))) ** 0.5)
+                else:
+                    parameter.add_(drawn / 4)
+
+
+def _close(expected: Any, given: Any) -> bool:
+    """Returns whether two values are equal up to rounding."""
+    if not (isinstance(expected, Tensor) and isinstance(given, Tensor)):
+        return type(expected) is type(given)
+    if expected.shape != given.shape:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(expected, given)
+    scale = float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if expected.numel() else 0.0
+    return torch.allclose(expected.double(), given.double(), rtol=0.0, atol=CLOSE * scale, equal_nan=True)
+
+
+# The plan
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """How the ranks of a replica divide a sequence. length: of the longest one that was tried."""
+
+    blocks: list[Block]
+    chunks: Chunks
+    length: int
+
+    def said(self, how: str) -> Message:
+        """Returns the plan for the user to read."""
+        if not self.blocks:
+            return message("context_replicas_of_one_rank")
+        names = [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", block.name) for block in self.blocks)]
+        fields = {"ranks": self.chunks.ranks, "length": self.length, "how": how}
+        return message(
+            "context_ranks_divide_the_sequence", blocks=names, balanced=self.chunks.balanced or None, **fields
+        )
+
+
+def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> SequencePlan:
+    """Returns how `ranks` ranks divide the sequences of a job's model. how: 'gather', 'ulysses' or 'ring'. Raises
+    Refused where they cannot."""
+    if ranks == 1:
+        return SequencePlan([], Chunks(1), 0)
+    with torch.random.fork_rng():
+        trial = Trial(job, device)
+    lengths = [called.query.shape[-2] for called in trial.attentions]
+    causal = all(called.options["is_causal"] for called in trial.attentions)
+    balanced = how == "ring" and causal and not any(length % (2 * ranks) for length in lengths)
+    chunks = Chunks(ranks, balanced)
+    _check(how, trial.attentions, ranks, device)
+    blocks = trial.blocks(chunks)
+    if blocks is None:
+        with torch.random.fork_rng():
+            without_random = Trial(job, device, training=False).blocks(chunks)
+        if without_random:
+            raise Refused(message("random_numbers_inside_of_divided_blocks", block=trial.wrong or None))
+        raise Refused(message("positions_meet_outside_of_attention", block=trial.wrong or None))
+    return SequencePlan(blocks, chunks, max(lengths))
+
+
+def _check(how: str, attentions: Sequence[Attention], ranks: int, device: str) -> None:
+    """Raises Refused for attention that this way of computing it does not take."""
+    heads = {tensor.shape[-3] for called in attentions for tensor in called[:2] if tensor.dim() > 2}
+    if how == "ulysses" and (unfit := [count for count in heads if count % ranks]):
+        raise Refused(message("heads_do_not_divide", heads=unfit[0], ranks=ranks))
+    if how != "ring":
+        return
+    if (
+        device.partition(":")[0] != "cpu"
+        or find_spec("torch.distributed.tensor.experimental._context_parallel") is None
+    ):
+        raise Refused(message("ring_is_not_there"))
+    for query, key, _, options in attentions:
+        if options["attn_mask"] is not None or query.dim() != 4 or query.shape[-3] != key.shape[-3]:
+            raise Refused(message("ring_takes_no_mask"))

@@ -1,0 +1,236 @@
+"""Which modules compute on a chunk of the sequence: what is found in a model, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+from mutations.jobs import sequences
+from samestep import Job, Recipe
+from samestep.errors import UserError
+from samestep.rank import sequence_blocks
+from samestep.rank.sequence_blocks import Chunks, attention, on_chunks, sequence_plan
+
+LENGTH, WIDTH = 8, 12
+
+
+class Block(nn.Module):
+    """Attention, and `also`: (x) -> what is added."""
+
+    def __init__(self, also: Callable[[Tensor], Tensor] = torch.relu, *, drop: float = 0.0, **options: Any) -> None:
+        super().__init__()
+        self.attend, self.also, self.drop, self.options = nn.Linear(WIDTH, 3 * WIDTH), also, drop, options
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        query, key, value = self.attend(x).view(len(x), -1, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        drop = self.drop if self.training else 0.0
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, **self.options)
+        return x + self.also(out.transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    """Positions, blocks, and a mean over the positions: `hidden` before the blocks, `pooled` after them."""
+
+    def __init__(self, *blocks: nn.Module, mask: Tensor | None = None, before: nn.Module | None = None) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(LENGTH, WIDTH))
+        self.blocks, self.mask, self.before = nn.ModuleList(blocks), mask, before or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x) + self.place
+        for block in self.blocks:
+            x = block(x) if self.mask is None else block(x, self.mask)
+        return x.mean(1)
+
+
+class Counted(nn.Module):
+    """Adds what depends on where a position is, and counts from 0 in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.arange(x.shape[1])[:, None]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]  # type: ignore[no-any-return]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class Remembered(Block):
+    """Keeps a figure of its chunk, which the loss reads."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.figure = x.square().mean()
+        return super().forward(x, mask)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 3, 20, dropout=0.0, batch_first=True)
+
+
+def job(model: Callable[[], nn.Module]) -> Job:
+    inputs = torch.randn(9, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+    return Job(
+        model=model,
+        criterion=lambda output, batch: output.square().mean(),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        train=TensorDataset(inputs, inputs),
+        global_batch=4,
+    )
+
+
+CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+PADDED = (torch.arange(LENGTH) < 5)[None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "how"),
+    [
+        (lambda: Model(Block(), Block(is_causal=True)), 2, "gather"),
+        (lambda: Model(Block(is_causal=True)), 4, "ring"),
+        (lambda: Model(Block()), 2, "ring"),
+        (lambda: Model(Block(), mask=CAUSAL), 4, "gather"),
+        (lambda: Model(Block(), mask=PADDED), 2, "gather"),
+        (lambda: Model(Block(nn.LayerNorm(WIDTH))), 2, "gather"),
+        (lambda: Model(Block(), before=Convolution()), 2, "gather"),
+        (lambda: Model(encoder()), 2, "gather"),
+        (lambda: Model(Block(nn.Dropout(0.5))), 2, "gather"),
+    ],
+    ids=["two", "causal", "ring", "mask", "padding", "norm", "before", "encoder", "dropout"],
+)
+def test_blocks_are_found(model: Callable[[], Model], ranks: int, how: str) -> None:
+    plan = sequence_plan(job(model), ranks, how)
+    assert [block.name for block in plan.blocks] == [f"blocks.{n}" for n in range(len(model().blocks))]
+    assert {block.inputs[0] for block in plan.blocks} == {1}
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "said"),
+    [
+        (lambda: Model(Block(Convolution())), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(Recurrent())), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(lambda x: x.mean(1, keepdim=True))), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(lambda x: x.cumsum(1))), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(lambda x: x.flip(1))), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(Counted())), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(nn.BatchNorm1d(LENGTH))), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(drop=0.5)), "gather", "random_numbers_inside_of_divided_blocks"),
+        (lambda: Model(Recurrent()), "gather", "model_without_attention"),
+        (lambda: Model(Block(), mask=CAUSAL), "ring", "ring_takes_no_mask"),
+        (lambda: Model(Block()), "ulysses", "heads_do_not_divide"),  # 3 heads
+    ],
+)
+def test_positions_that_meet_elsewhere_are_refused(model: Callable[[], nn.Module], how: str, said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        sequence_plan(job(model), 2, how)
+    assert raised.value.message.id == said
+
+
+def test_a_loss_that_reads_inside_of_a_block_is_refused() -> None:
+    kept: list[Remembered] = []
+
+    def model() -> nn.Module:
+        kept[:] = [Remembered()]
+        return Model(*kept)
+
+    def criterion(output: Tensor, batch: Any) -> Tensor:
+        return output.square().mean() + kept[0].figure
+
+    asked = job(model)
+    with pytest.raises(UserError) as raised:
+        sequence_plan(Job(**{**vars(asked), "criterion": criterion}), 2, "gather")
+    assert raised.value.message.id == "positions_meet_outside_of_attention"
+
+
+def test_a_length_that_the_ranks_do_not_divide_is_refused() -> None:
+    with pytest.raises(UserError) as raised:
+        sequence_plan(job(lambda: Model(Block())), 3, "gather")
+    assert raised.value.message.id == "sequence_does_not_divide"
+    assert raised.value.message.fields["length"] == LENGTH
+
+
+def test_a_plan_leaves_torch_and_its_random_numbers_as_they_are() -> None:
+    before = torch.random.get_rng_state(), F.scaled_dot_product_attention, F.dropout
+    sequence_plan(sequences(), 2, "gather")
+    after = torch.random.get_rng_state(), F.scaled_dot_product_attention, F.dropout
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+class OneRank:
+    """A rank that has all positions."""
+
+    chunks, rank = Chunks(1), 0
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        return tensor
+
+    def join(self, tensor: Tensor, dim: int) -> Tensor:
+        return tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return attention(query, key, value, **options)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("divided", "refused"), [("blocks.0.inside", False), ("blocks.0", True)])
+def test_a_checkpoint_is_around_a_block_and_not_inside_of_it(divided: str, refused: bool) -> None:
+    model, x = Model(Checkpointed(Block())), torch.randn(3, LENGTH, WIDTH)
+    with on_chunks(model, [sequence_blocks.Block(divided, (1,), (1,))], OneRank()):
+        output = model(x).sum()
+        if refused:
+            with pytest.raises(UserError) as raised:
+                output.backward()
+            assert raised.value.message.id == "checkpoint_inside_of_divided_block"
+        else:
+            output.backward()
+
+
+@pytest.mark.parametrize(
+    ("length", "dropout_p", "said"),
+    [(LENGTH, 0.5, "random_numbers_inside_of_divided_blocks"), (7, 0.0, "sequence_does_not_divide")],
+)
+def test_what_a_trial_did_not_show_ends_the_training(length: int, dropout_p: float, said: str) -> None:
+    class TwoRanks(OneRank):
+        chunks = Chunks(2)
+
+    model = Block(drop=dropout_p)
+    with on_chunks(model, [sequence_blocks.Block("", (1, None), (1,))], TwoRanks()), pytest.raises(UserError) as raised:
+        model(torch.randn(3, length, WIDTH), None)
+    assert raised.value.message.id == said
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_every_position_is_one_ranks(balanced: bool) -> None:
+    chunks, tensor = Chunks(4, balanced), torch.arange(32).view(2, 16)
+    pieces = [chunks.take(tensor, 1, rank) for rank in range(4)]
+    assert torch.equal(chunks.put_together(pieces, 1), tensor)
+    assert {piece.shape for piece in pieces} == {(2, 4)}
+    causal = [int(piece[0].sum()) for piece in pieces]  # what causal attention costs each
+    assert (len(set(causal)) == 1) is balanced
