@@ -51,7 +51,7 @@ def test_it_takes_the_step_of_one_process(mesh: str, how: str, reference_rank: R
     [
         (2, "gather", ""),
         (3, "gather", "sequence_does_not_divide"),
-        (8, "ulysses", "heads_do_not_divide"),
+        pytest.param(8, "ulysses", "heads_do_not_divide", marks=pytest.mark.check),
     ],
 )
 def test_what_does_not_divide_is_refused_before_any_rank_starts(ranks: int, how: str, said: str) -> None:
