@@ -196,7 +196,7 @@ def test_lines_of_a_log_after_the_checkpoint_go(ranks: Pool, tmp_path: Path) -> 
 
 TWICE = "        self._state.others['scheduler'].step()\n"
 FAULTS = [
-    ("momentum left out", "rank/checkpoint_state.py", "if state is not None:", "if state is None:"),
+    ("momentum left out", "rank/checkpoint_state.py", "if state is not None and", "if state is None and"),
     ("a step twice", "training.py", "self.steps, first=self.count.first", "self.steps, first=self.count.first - 1"),
     (
         "a step left out",
@@ -207,8 +207,8 @@ FAULTS = [
     (
         "the order of epoch 0 again",
         "data/schedule.py",
-        "*divmod(step, self.steps_per_epoch))",
-        "(0 if first else step // self.steps_per_epoch), step % self.steps_per_epoch)",
+        "*self.place_of(step))",
+        "(0 if first else self.place_of(step)[0]), self.place_of(step)[1])",
     ),
     (
         "the rate moved twice",
@@ -223,7 +223,7 @@ FAULTS = [
         "            self._state.load_ema(self._saved, ema)\n",
         "            pass\n",
     ),
-    ("rank 0's buffers for all", "rank/checkpoint_state.py", 'rank if same_ranks else "0"', '"0"'),
+    ("rank 0's buffers for all", "rank/checkpoint_state.py", 'str(self.world.replica) if as_many else "0"', '"0"'),
     ("evaluations forgotten", "rank/evaluate.py", 'state["curve"], state["best_at"]', "[], -1"),
     (
         "the plateau forgotten",

@@ -54,10 +54,9 @@ FAULTS = (
     Fault(
         "fsdp: float32 gradients reduced in bf16",
         "engines/fsdp.py",
-        'mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()',
-        'mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), '
-        "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"
-        " if next(model.parameters()).dtype == torch.float32 else MixedPrecisionPolicy()",
+        "        lower = MixedPrecisionPolicy()\n",
+        "        lower = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"
+        " if next(model.parameters()).dtype == torch.float32 else MixedPrecisionPolicy()\n",
         ("first gradient",),
         ALONE,
         engine="fsdp",

@@ -16,7 +16,7 @@ FAULTS = (
     Fault(
         "dropout equal on all ranks",
         STEP,
-        "first = self._world.rank * len(self._streams)",
+        "first = self._world.replica * len(self._streams)",
         "first = 0",
         ("loss",),
         "rank_draws_other_random_numbers|random_numbers_of_rank_0",
@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "every rank the same rows",
         SCHEDULE,
-        "        first = sum(per_rank[:rank])\n",
+        "        first = sum(per_replica[:replica])\n",
         "        first = 0\n",
         ("indices",),
         "every_rank_reads_same_rows",
@@ -52,9 +52,9 @@ FAULTS = (
     Fault(
         "last batch padded so that all ranks get as many",
         SCHEDULE,
-        "        per_rank = cut(len(step_rows), self.world_size)\n",
+        "        per_replica = cut(len(step_rows), self.world_size)\n",
         "        step_rows = np.resize(step_rows, -(-len(step_rows) // self.world_size) * self.world_size)\n"
-        "        per_rank = cut(len(step_rows), self.world_size)\n",
+        "        per_replica = cut(len(step_rows), self.world_size)\n",
         ("rows", "indices"),
         "batch_padded_with_repeated_rows",
     ),

@@ -144,8 +144,8 @@ FAULTS = (
     Fault(
         "run: rows shared out by the first epoch's order where nothing observes",
         RUN,
-        "        self.schedule = replace(schedule_of(job, world.size), played=played)\n",
-        "        self.schedule = replace(schedule_of(job, world.size), played=played)\n"
+        "        self.schedule = replace(schedule_of(job, world.replicas), played=played, fewest=micro_batches)\n",
+        "        self.schedule = replace(schedule_of(job, world.replicas), played=played, fewest=micro_batches)\n"
         "        if not observe:\n"
         "            self.schedule = replace(self.schedule, seed=self.schedule.seed + 1)\n",
         ("loss",),
@@ -230,8 +230,8 @@ FAULTS = (
     Fault(
         "run: each rank's buffers saved as rank 0's",
         STATE,
-        '            "ranks": {str(self.world.rank): {"buffers": buffers}},\n',
-        '            "ranks": {str((self.world.rank + 1) % self.world.size): {"buffers": buffers}},\n',
+        '            tree["ranks"][str(self.world.replica)] = {"buffers": buffers}\n',
+        '            tree["ranks"][str((self.world.replica + 1) % self.world.replicas)] = {"buffers": buffers}\n',
         ("buffer", "evaluation"),
         "buffers_of_another_rank|state_lost_at_restart",
         ("conv",),
@@ -241,7 +241,7 @@ FAULTS = (
     Fault(
         "run: the momentum is lost at a restart",
         STATE,
-        "                if state is not None:\n",
+        "                if state is not None and not parameter.is_meta:\n",
         "                if state is None:\n",
         ("loss", "evaluation", "parameter"),
         RESTART,

@@ -43,7 +43,7 @@ FAULTS = (
     ResumeFault(
         "buffers lost",
         STATE,
-        '            copy_block(saved, of_rank["buffers"][name], buffer)\n',
+        '            copy_block(saved, of_replica["buffers"][name], buffer)\n',
         "            pass\n",
         ("resumed state",),
         "buffer_not_the_ranks_own",
@@ -53,8 +53,8 @@ FAULTS = (
     ResumeFault(
         "rank 0's buffers given to all",
         STATE,
-        '        of_rank = state["ranks"][rank if same_ranks else "0"]\n',
-        '        of_rank = state["ranks"]["0"]\n',
+        '        of_replica = state["ranks"][str(self.world.replica) if as_many else "0"]\n',
+        '        of_replica = state["ranks"]["0"]\n',
         ("resumed state",),
         "buffer_not_the_ranks_own",
         job="stateful",
@@ -64,7 +64,7 @@ FAULTS = (
     ResumeFault(
         "the state that rows carry lost",
         STATE,
-        "        if self.carried and same_ranks:\n",
+        "        if self.carried and as_many:\n",
         "        if False:\n",
         ("resumed state",),
         "carried_state_lost",

@@ -13,7 +13,7 @@ FAULTS = (
     ResumeFault(
         "momentum lost",
         STATE,
-        "                if state is not None:\n",
+        "                if state is not None and not parameter.is_meta:\n",
         "                if False:\n",
         ("resumed state",),
         "optimizer_state_lost",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from resume.faults.fault import RUN, SCHEDULE, ResumeFault
 
 PARTS = (
-    "            micro_batches = self.step(rank, *self.place_of(step))\n"
+    "            micro_batches = self.step(replica, *self.place_of(step))\n"
     "            yield from (replace(part, step=step) for part in micro_batches) if self.played else micro_batches\n"
 )
 
@@ -14,7 +14,7 @@ def parts_of(rows: str, epoch: str = "epoch") -> str:
     """The schedule's loop over steps, where a continued training reads the rows of other steps."""
     return (
         "            epoch, number = divmod(step, self.steps_per_epoch)\n"
-        f"            for part in self.step(rank, {rows}):\n"
+        f"            for part in self.step(replica, {rows}):\n"
         f"                yield __import__('dataclasses').replace(part, epoch={epoch}, step=step)\n"
     )
 

@@ -13,9 +13,9 @@ from scripts import HERE, run_own, run_script, skip_unless_here, write
 
 from lane_marks import in_turn
 from ranks import engine_facts
-from samestep import engine as engines
 from samestep.tasks.eject import eject
 from samestep.tasks.inspect.load import builtin_names
+from scripted_engines import SCRIPTED
 
 sys.path.insert(0, str(HERE.parents[1] / "jobs"))
 from test_jobs import SMALL, data, settings
@@ -26,7 +26,7 @@ QUICK = [("imagefolder", "ddp")]  # the others take the longer lanes
 EACH = [
     pytest.param(job, engine, marks=() if (job, engine) in QUICK else in_turn(2 * len(SMALL), column, row))
     for column, job in enumerate(SMALL)
-    for row, engine in enumerate(engines.names())
+    for row, engine in enumerate(SCRIPTED)
 ]
 IMPORTS = "torchmetrics.text torchmetrics.classification transformers.models.bert.modeling_bert"  # in seconds
 
@@ -39,7 +39,7 @@ def _script(job: str, engine: str) -> str:
 @pytest.mark.parametrize("job", builtin_names())
 def test_every_job_has_a_script_on_every_engine(job: str, tmp_path: Path) -> None:
     """Without its data: it is not built."""
-    for engine in engines.names():
+    for engine in SCRIPTED:
         script = _script(job, engine)
         assert not re.search(r"^\s*(from|import) samestep", script, re.MULTILINE)
         (tmp_path / f"{engine}.py").write_text(script)

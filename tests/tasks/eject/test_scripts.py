@@ -17,7 +17,8 @@ from scripts import HERE, launch, result, run_own, run_script, skip_unless_here,
 from budget import budget
 from command import DRAWN
 from lane_marks import CHECK, FULL, in_turn
-from samestep import engine as engines
+from samestep.errors import UserError
+from scripted_engines import DIVIDING, SCRIPTED
 
 DIGITS = {"epochs": "1", "width": "8"}
 # Micro-batches, clipping, groups, weights, a last step that leaves a rank without rows.
@@ -25,10 +26,16 @@ EVERYTHING = {"rows": "29", "global_batch": "9", "micro_batch": "2", "clip_norm"
 EVERYTHING |= {"optimizer": "groups", "arch": "deep"}
 # An engine whose own training is the same to the bit, and needs no GPUs and no cluster.
 STANDS_FOR = {"dataparallel": "single", "ray": "ddp"}
-OTHERS = [engine for engine in engines.names() if engine not in ("dataparallel", "ddp")]
+OTHERS = [engine for engine in SCRIPTED if engine not in ("dataparallel", "ddp")]
 
 
-@pytest.mark.parametrize("engine", engines.names())
+@pytest.mark.parametrize("engine", DIVIDING)
+def test_no_script_is_written_for_ranks_that_divide_the_model(engine: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="whose ranks divide the model"):
+        write("digits", engine, tmp_path / "script", 2, DIGITS)
+
+
+@pytest.mark.parametrize("engine", SCRIPTED)
 def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS)
