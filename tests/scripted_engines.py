@@ -1,4 +1,4 @@
-"""The engines for which `samestep eject` writes a script, and those whose ranks divide the model, for which it does not."""
+"""Which engines `samestep eject` writes scripts for: not those whose ranks divide the model."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_ranks_take_the_references_step(
 
 GATHER = "rank/step.py"
 FAULTS = [
-    ("clip", "ranks not multiplied", "training.py", "share = float(self.world.size)", "share = 1.0", "differs"),
+    ("clip", "ranks not multiplied", "training.py", "share = float(self.world.replicas)", "share = 1.0", "differs"),
     (
         "clip",
         "no graph of its own",
