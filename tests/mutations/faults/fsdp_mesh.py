@@ -29,7 +29,7 @@ FAULTS = (
         "            model.set_requires_gradient_sync(batch.completes_step)\n",
         "            model.set_requires_gradient_sync(batch.completes_step)\n"
         "            model.set_requires_all_reduce(run.count.done < run.steps - 1)\n",
-        ("parameter", "replicas", "loss"),
+        ("first gradient", "parameter", "replicas", "loss"),
         COPIES,
     ),
     fault(
@@ -37,7 +37,7 @@ FAULTS = (
         FSDP,
         STEP,
         "                if world.rank < 2 or run.count.done < run.steps - 1:\n    " + STEP,
-        ("replicas",),
+        ("replicas", "optimizer steps"),
         COPIES,
     ),
     fault(

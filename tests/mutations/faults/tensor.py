@@ -83,7 +83,7 @@ FAULTS = (
         "each rank clips by the norm of its own parts",
         SPLIT,
         "get_total_norm([parameter.grad for",
-        "get_total_norm([block_of(parameter.grad) for",
+        "get_total_norm([getattr(parameter.grad, '_local_tensor', parameter.grad) for",
         (*LOSS, "replicas"),
     ),
     fault(
