@@ -319,7 +319,10 @@ def prove(
     """The verdict on `engine` over all of `ranks`. complete: with later epochs and the job's own dtype, as `verify`."""
     facts = engine_facts(engine, ranks.size, engine_settings, mesh)
     if complete:
-        asked = (loop_layout(facts), numerics_layout(facts), own_dtype_layout(facts))
+        whole = loop_layout(facts)
+        if ranks.threads:  # which live no run: they cannot wait for checkpoints
+            whole = replace(whole, trainings=tuple(name for name in whole.trainings if name != "life"))
+        asked = (whole, numerics_layout(facts), own_dtype_layout(facts))
         plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))
         reference, numbers = reference_rank.played(plan), iter(range(len(plan.layouts)))
         loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)
