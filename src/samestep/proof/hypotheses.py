@@ -22,7 +22,7 @@ from samestep.records.trial import Trial
 REPLAYED = {"loss", "first gradient", "parameter", "buffer", "learning rate", "optimizer steps"}
 STEPPED = ("gradient", "sgd", "user", "late")  # the trainings whose every step is recorded
 AS_WELL = 10  # times what the best fault leaves: others up to this explain it, too
-SECONDS = 20.0  # for all faults
+SECONDS = 40.0  # of the processor, for all faults
 
 
 def replay_plan(divergence: Divergence, expectation: Expectation, record: Record, out: str) -> ReferencePlan | None:
