@@ -91,7 +91,7 @@ FAULTS = (
         "weights loaded on rank 0 only",
         STATE,
         '            copy_block(saved, state["model"][name], parameter)\n',
-        '            copy_block(saved, state["model"][name], parameter) if rank == "0" else None\n',
+        '            copy_block(saved, state["model"][name], parameter) if self.world.rank == 0 else None\n',
         ("resumed state",),
         "weights_not_those_of_checkpoint",
         first=("fsdp", 2),
