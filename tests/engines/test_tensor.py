@@ -21,6 +21,7 @@ from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 HEADS = f"{TESTS}/mutations/jobs.py:heads"
+BRANCHING = f"{TESTS}/mutations/jobs.py:branching"
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,16 @@ def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_r
         verdict = prove(reference_rank, ranks, HEADS, "tensor", complete=complete, mesh=mesh)
     assert verdict.verdict == "same", verdict
     assert facts.layout.replicas == facts.mesh.replicas
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("engine", ["tensor", "pipeline"])
+def test_replicas_whose_rows_choose_other_modules_train_as_one(engine: str, reference_rank: Ranks) -> None:
+    """Of a module that one replica has not called, the others have a gradient."""
+    mesh = "data=2,tensor=2" if engine == "tensor" else "data=2"
+    with Ranks(4 if engine == "tensor" else 2, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, BRANCHING, engine, mesh=mesh)
+    assert verdict.verdict == "same", verdict
 
 
 def inspected(mesh: str, size: int, **settings: str) -> JobFacts:

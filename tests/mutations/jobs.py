@@ -496,6 +496,27 @@ def deep(rows: int = 45, global_batch: int = 10) -> Job:
     )
 
 
+class Branching(nn.Module):
+    """One of two heads, as the rows decide: a replica may have no gradient of a head that another one has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 8))
+        self.heads = nn.ModuleList(nn.Linear(8, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[int(x[:, 0].mean() > 0)](self.trunk(x))  # type: ignore[no-any-return]
+
+
+def _branching() -> nn.Module:
+    torch.manual_seed(21)
+    return Branching()
+
+
+def branching(rows: int = 45, global_batch: int = 10) -> Job:
+    return replace(warming(rows, global_batch), model=_branching, clip_norm=0.1)
+
+
 class CausalBlock(nn.Module):
     """Attention to the positions before, and a feed-forward network."""
 

@@ -55,6 +55,7 @@ def test_none_is_given() -> None:
         ("tensor=2,tensor=2", "mesh_is_malformed"),
         ("tensor=2,", "mesh_is_malformed"),
         ("tensor=9999999999", "mesh_is_malformed"),
+        ("tensor=" + "9" * 5000, "mesh_is_malformed"),
         ("tensors=2", "mesh_has_no_such_axis"),
         ({"tp": 2}, "mesh_has_no_such_axis"),
     ],

@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message, message
+from samestep.rank.missing_gradients import fill_missing_gradients
 from samestep.rank.process_group import process_group
 from samestep.rank.shards import full_state_dict
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
@@ -137,6 +138,7 @@ def average_gradients(model: nn.Module, replicas: dist.ProcessGroup) -> None:
     """Averages the gradients of the replicas, stage by stage."""
     if replicas.size() == 1:
         return
+    fill_missing_gradients(model.parameters(), replicas)
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, group=replicas)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
+from samestep.rank.missing_gradients import fill_missing_gradients
 from samestep.rank.process_group import process_group
 from samestep.rank.shards import NOT_ON_SHARDS, block_of, full_state_dict
 from samestep.rank.tensor_parallel import clip_whole_norm, device_mesh, how_divided, split_layers
@@ -57,6 +58,7 @@ def average_gradients(model: nn.Module, replicas: DeviceMesh) -> None:
     """Averages the gradients of the replicas: of split ones, those of the ranks that have the same part."""
     if replicas.size() == 1:
         return
+    fill_missing_gradients(model.parameters(), replicas.get_group())
     for parameter in model.parameters():
         if parameter.grad is not None:
             gradient = block_of(parameter.grad)

@@ -21,6 +21,7 @@ from math import prod
 from samestep.errors import UserError, nearest_name
 from samestep.message import message
 
+DIGITS = 6  # of an axis's size
 OF_REPLICAS = ("data", "shard", "expert")  # the axes along which ranks train on different rows
 
 
@@ -91,12 +92,12 @@ def parse_mesh(given: str | Mapping[str, int]) -> Mesh | None:
     sizes: dict[str, int] = {}
     text = given if isinstance(given, str) else ",".join(f"{axis}={size}" for axis, size in pairs)
     for pair in pairs:
-        axis = str(pair[0]).strip()
-        if len(pair) != 2 or not str(pair[1]).strip().isascii() or not str(pair[1]).strip().isdecimal():
+        axis, size = str(pair[0]).strip(), str(pair[-1]).strip()
+        if len(pair) != 2 or not (size.isascii() and size.isdecimal() and len(size) <= DIGITS):
             raise UserError(message("mesh_is_malformed", mesh=text, axes=[*AXES]))
         if axis not in AXES:
             raise UserError(message("mesh_has_no_such_axis", mesh=text, axis=axis, hint=nearest_name(axis, [*AXES])))
-        if axis in sizes or not 1 <= int(pair[1]) < 1 << 20:
+        if axis in sizes or int(size) < 1:
             raise UserError(message("mesh_is_malformed", mesh=text, axes=[*AXES]))
-        sizes[axis] = int(pair[1])
+        sizes[axis] = int(size)
     return Mesh(**sizes)
