@@ -9,11 +9,10 @@ What comes before and after these modules (position embeddings, pooling, the los
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
@@ -24,18 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samestep.data.loader import Rows, to_device
-from samestep.data.schedule import schedule_of
 from samestep.errors import Refused
-from samestep.job import Batch, Job
+from samestep.job import Job
 from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
+from samestep.rank.plan_trial import first_rows, is_close, without_compiling
 from samestep.rank.step import default_generator
 
 ROWS = 3  # of the batch on which modules are tried
 CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large
 SEED = 12  # of the weights with which modules are tried: a layer of zeros would hide what it does
 TRIES = 64  # of dimensions along which a module's arguments may be divided
+_close = partial(is_close, tolerance=CLOSE)
 
 attention, dropout = F.scaled_dot_product_attention, F.dropout  # torch's, which stand aside in a block
 
@@ -285,10 +284,7 @@ class Trial:
     def __init__(self, job: Job, device: str, *, training: bool = True) -> None:
         self._job, self._generator = job, default_generator(device)
         self.model = job.model().to(device).train(training)
-        schedule = schedule_of(job, 1)
-        micro_batch = schedule.step(0, 0, 0)[0]
-        micro_batch = replace(micro_batch, indices=micro_batch.indices[:ROWS], rows=min(micro_batch.rows, ROWS))
-        self._batch = Batch(to_device(Rows(job)[micro_batch][1], device), micro_batch)
+        self._batch = first_rows(job, ROWS, device)
         _draw_weights(self.model)
         self.attentions: list[Attention] = []
         self._calls, self._open = list[Call](), list[Call]()
@@ -304,9 +300,7 @@ class Trial:
             raise Refused(message("model_without_attention"))
 
     def _forward(self) -> Tensor | None:
-        # What inspects a job has not imported dynamo, which takes a second, and compiles nothing.
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with torch.random.fork_rng(), torch.no_grad(), eager:
+        with torch.random.fork_rng(), torch.no_grad(), without_compiling():
             self._generator.manual_seed(SEED)
             output = self._job.output(self.model, self._batch)
             return self._job.criterion(output, self._batch)
@@ -467,18 +461,6 @@ def _draw_weights(model: nn.Module) -> None:
                     parameter.copy_(drawn / max(1, parameter.numel() / max(1, len(parameter))) ** 0.5)
                 else:
                     parameter.add_(drawn / 4)
-
-
-def _close(expected: Any, given: Any) -> bool:
-    """Returns whether two values are equal up to rounding."""
-    if not (isinstance(expected, Tensor) and isinstance(given, Tensor)):
-        return type(expected) is type(given)
-    if expected.shape != given.shape:
-        return False
-    if not expected.is_floating_point():
-        return torch.equal(expected, given)
-    scale = float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if expected.numel() else 0.0
-    return torch.allclose(expected.double(), given.double(), rtol=0.0, atol=CLOSE * scale, equal_nan=True)
 
 
 # The plan

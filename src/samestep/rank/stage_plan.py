@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError, nearest_name
-from samestep.job import Batch, Job
+from samestep.job import Job
 from samestep.message import Message, message
+from samestep.rank.plan_trial import first_rows
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 
@@ -160,10 +160,7 @@ class Trial:
 
     def __init__(self, job: Job, device: str) -> None:
         self.model, self.device = job.model().to(device).train(), device
-        schedule = schedule_of(job, 1)
-        micro_batch = schedule.step(0, 0, 0)[0]
-        micro_batch = replace(micro_batch, indices=micro_batch.indices[:ROWS], rows=min(micro_batch.rows, ROWS))
-        self._batch = Batch(to_device(Rows(job)[micro_batch][1], device), micro_batch)
+        self._batch = first_rows(job, ROWS, device)
         self._job = job.of_phases()[0]
         self._whole = deepcopy(self.model)
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}

@@ -8,22 +8,22 @@ All are tried in one process before any rank starts: the parts' outputs must add
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep.data.loader import Rows, to_device
-from samestep.data.schedule import cut, schedule_of
+from samestep.data.schedule import cut
 from samestep.errors import Refused, UserError, nearest_name
-from samestep.job import Batch, Job
+from samestep.job import Job
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
+from samestep.rank.plan_trial import first_rows, is_close, without_compiling
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 STYLES = (COLWISE, ROWWISE, GATHERED)
@@ -32,6 +32,7 @@ OTHER_RANKS = (2, 3)  # that show whether a pair can be split at all
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
 CLOSE = 1e-3  # relative: what is not split rightly is off by as much as it is large
 SEED = 11  # of the weights with which a plan is tried: a layer of zeros would hide how it is split
+_close = partial(is_close, tolerance=CLOSE)
 
 # The styles of a Hugging Face model's tp_plan that these are; layers of its other styles stay whole.
 THEIR_STYLES = {
@@ -193,10 +194,7 @@ class Trial:
 
     def __init__(self, job: Job, device: str) -> None:
         self.model = job.model().to(device).train()
-        schedule = schedule_of(job, 1)
-        micro_batch = schedule.step(0, 0, 0)[0]
-        micro_batch = replace(micro_batch, indices=micro_batch.indices[:ROWS], rows=min(micro_batch.rows, ROWS))
-        self._batch = Batch(to_device(Rows(job)[micro_batch][1], device), micro_batch)
+        self._batch = first_rows(job, ROWS, device)
         self._job = job.of_phases()[0]
         generator = torch.Generator().manual_seed(SEED)
         for layer in self.model.modules():
@@ -222,9 +220,7 @@ class Trial:
 
     def _forward(self) -> Any:
         """Computes the output and the loss, which may read what a layer has left beside its output."""
-        # What inspects a job has not imported dynamo, which takes a second, and compiles nothing.
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with torch.random.fork_rng(), torch.no_grad(), eager:
+        with torch.random.fork_rng(), torch.no_grad(), without_compiling():
             torch.manual_seed(SEED)
             output = self._job.forward(self.model, self._batch)
             return output, self._job.criterion(output, self._batch)
@@ -312,16 +308,3 @@ def _narrowed(layer: nn.Linear, style: str, rank: int, ranks: int) -> Iterator[N
         yield
     finally:
         layer._parameters.update(whole)
-
-
-def _close(whole: Any, parts: Any) -> bool:
-    """Returns whether two values are equal up to rounding."""
-    if not (isinstance(whole, Tensor) and isinstance(parts, Tensor)):
-        return type(whole) is type(parts)
-    if whole.shape != parts.shape:
-        return False
-    if not whole.is_floating_point():
-        return bool((whole == parts).all())
-    finite = whole[whole.isfinite()].double()
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return bool(torch.isclose(parts.double(), whole.double(), rtol=0.0, atol=CLOSE * scale, equal_nan=True).all())
