@@ -24,7 +24,7 @@ from ranks import SOURCE, Ranks
 
 SIZE = 4
 FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS)
-IMPORT = "import torch.distributed as dist\n"
+IMPORT = "from torch import nn\n"
 HEALTHY = (
     Fault("tensor: nothing", TENSOR, IMPORT, IMPORT, (), "", JOBS, engine="tensor", mesh=MESH),
     *(

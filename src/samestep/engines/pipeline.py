@@ -25,8 +25,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message, message
-from samestep.rank.missing_gradients import fill_missing_gradients
 from samestep.rank.process_group import process_group
+from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import full_state_dict
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 from samestep.training import Run
@@ -132,17 +132,6 @@ def sum_copies(divided: DividedModel, groups: Mapping[str, dist.ProcessGroup]) -
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
-
-
-def average_gradients(model: nn.Module, replicas: dist.ProcessGroup) -> None:
-    """Averages the gradients of the replicas, stage by stage."""
-    if replicas.size() == 1:
-        return
-    fill_missing_gradients(model.parameters(), replicas)
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad, group=replicas)
-            parameter.grad /= replicas.size()
 
 
 def clip(divided: DividedModel, max_norm: float, stages: dist.ProcessGroup) -> None:

@@ -11,15 +11,13 @@ Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
-from samestep.rank.missing_gradients import fill_missing_gradients
 from samestep.rank.process_group import process_group
-from samestep.rank.shards import NOT_ON_SHARDS, block_of, full_state_dict
+from samestep.rank.replica_gradients import average_gradients
+from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
 from samestep.rank.tensor_parallel import clip_whole_norm, device_mesh, how_divided, split_layers
 from samestep.training import Run
 from samestep.world import World
@@ -43,7 +41,7 @@ def train(job: Job, world: World, run: Run) -> State:
             loss = run.loss(model, batch)
             loss.backward()
             if batch.completes_step:
-                average_gradients(model, ranks["data"])
+                average_gradients(model, ranks["data"].get_group())
                 if job.clip_norm is not None:
                     clip_whole_norm(model.parameters(), job.clip_norm)
                 optimizer.step()
@@ -52,18 +50,6 @@ def train(job: Job, world: World, run: Run) -> State:
                     scheduler.step()
                 run.step(loss)
         return full_state_dict(model)
-
-
-def average_gradients(model: nn.Module, replicas: DeviceMesh) -> None:
-    """Averages the gradients of the replicas: of split ones, those of the ranks that have the same part."""
-    if replicas.size() == 1:
-        return
-    fill_missing_gradients(model.parameters(), replicas.get_group())
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            gradient = block_of(parameter.grad)
-            dist.all_reduce(gradient, group=replicas.get_group())
-            gradient /= replicas.size()
 
 
 ENGINE = Engine(

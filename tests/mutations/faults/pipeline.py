@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutations.faults.fault import Fault
+from mutations.faults.tensor import REPLICAS
 
 PIPELINE, STAGES = "engines/pipeline.py", "rank/pipeline_stages.py"
 JOBS, MESH = ("deep",), "data=2,stage=2"
@@ -68,7 +69,7 @@ FAULTS = (
         LOSS,
     ),
     fault("the replicas' gradients never averaged", PIPELINE, AVERAGE, "", GRADIENT),
-    fault("the replicas' gradients summed", PIPELINE, "            parameter.grad /= replicas.size()\n", "", GRADIENT),
+    fault("the replicas' gradients summed", REPLICAS, "            gradient /= replicas.size()\n", "", GRADIENT),
     fault("clipped before the average", PIPELINE, AVERAGE + CLIP, CLIP + AVERAGE, LOSS),
     fault(
         "a stage that does not step",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mutations.faults.fault import Fault
 
-TENSOR, SPLIT, JOBS, MESH = "engines/tensor.py", "rank/tensor_parallel.py", ("heads",), "data=2,tensor=2"
+TENSOR, SPLIT, REPLICAS = "engines/tensor.py", "rank/tensor_parallel.py", "rank/replica_gradients.py"
+JOBS, MESH = ("heads",), "data=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
-AVERAGE = '                average_gradients(model, ranks["data"])\n'
+AVERAGE = '                average_gradients(model, ranks["data"].get_group())\n'
 COLUMNS = "        return ColwiseParallel()\n"
 ROWS = "    return RowwiseParallel()\n"
 
@@ -33,24 +34,24 @@ FAULTS = (
         GRADIENT,
     ),
     fault("the replicas' gradients never averaged", TENSOR, AVERAGE, "", GRADIENT),
-    fault("the replicas' gradients summed", TENSOR, "            gradient /= replicas.size()\n", "", GRADIENT),
+    fault("the replicas' gradients summed", REPLICAS, "            gradient /= replicas.size()\n", "", GRADIENT),
     fault(
         "gradients averaged over all ranks, which have other parts",
-        TENSOR,
-        "dist.all_reduce(gradient, group=replicas.get_group())\n            gradient /= replicas.size()\n",
+        REPLICAS,
+        "dist.all_reduce(gradient, group=replicas)\n            gradient /= replicas.size()\n",
         "dist.all_reduce(gradient)\n            gradient /= dist.get_world_size()\n",
         GRADIENT,
     ),
     fault(
         "the gradients of split layers left out of the average",
-        TENSOR,
+        REPLICAS,
         "        if parameter.grad is not None:\n            gradient = block_of",
         "        if not isinstance(parameter.grad, dist.tensor.DTensor | None):\n            gradient = block_of",
         GRADIENT,
     ),
     fault(
         "the gradients of whole layers left out of the average",
-        TENSOR,
+        REPLICAS,
         "        if parameter.grad is not None:\n            gradient = block_of",
         "        if isinstance(parameter.grad, dist.tensor.DTensor):\n            gradient = block_of",
         GRADIENT,
