@@ -17,14 +17,13 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message
-from samestep.rank.process_group import process_group
+from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.sequence_attention import ATTENTION
 from samestep.rank.sequence_blocks import on_chunks, sequence_plan
 from samestep.rank.step import explain_ddp_error
@@ -43,11 +42,9 @@ def divides(job: Job, world: World, how: str = "gather") -> Message:
 
 
 def train(job: Job, world: World, run: Run, *, how: Literal["gather", "ulysses", "ring"] = "gather") -> State:
-    mesh = world.mesh or Mesh(sequence=world.size)
     with process_group(world):
-        shape, names = (mesh.data, mesh.sequence), ("data", "sequence")
-        ranks = init_device_mesh(world.device.partition(":")[0], shape, mesh_dim_names=names)
-        plan = sequence_plan(job, mesh.sequence, how, world.device)
+        ranks = device_mesh(world, ("data", "sequence"))
+        plan = sequence_plan(job, ranks["sequence"].size(), how, world.device)
         module = job.model().to(world.device)
         # Over all ranks: those of a replica have gradients of their positions, those of replicas of their rows.
         model = DistributedDataParallel(module, device_ids=None if world.device == "cpu" else [world.device])

@@ -28,10 +28,10 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, with
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
-from samestep.rank.process_group import process_group
+from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
-from samestep.rank.tensor_parallel import clip_whole_norm, device_mesh, how_divided, split_layers
+from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers
 from samestep.training import Run
 from samestep.world import World
 
@@ -85,12 +85,13 @@ def train(
     with process_group(world):
         model: Any = job.model().to(world.device)
         blocks = units_of(model, wrap)
-        mesh = init_device_mesh(world.device.partition(":")[0], (world.size,))
         if world.mesh:
             ranks = device_mesh(world, ("data", "shard", "tensor"))
             mesh = ranks["data", "shard"] if ranks["data"].size() > 1 else ranks["shard"]
             if ranks["tensor"].size() > 1:  # before sharding: of each part its own shards
                 split_layers(model, job, ranks["tensor"])
+        else:
+            mesh = init_device_mesh(world.device.partition(":")[0], (world.size,))
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
             again = blocks or units_of(model, "auto")
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))

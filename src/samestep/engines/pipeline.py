@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message, message
-from samestep.rank.process_group import process_group
+from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import full_state_dict
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
@@ -66,13 +65,10 @@ def train(
 ) -> State:
     from samestep.rank.pipeline_stages import DividedModel, Pipeline  # torch.distributed.pipelining takes a second
 
-    mesh = mesh_of(world)
     with process_group(world):
-        ranks = init_device_mesh(
-            world.device.partition(":")[0], (mesh.stage, mesh.data), mesh_dim_names=("stage", "data")
-        )
+        ranks = device_mesh(world, ("stage", "data"))
         stages, replicas = ranks["stage"].get_group(), ranks["data"].get_group()
-        rank_of = ranks_of_stages(schedule, mesh.stage, stages_per_rank)
+        rank_of = ranks_of_stages(schedule, ranks["stage"].size(), stages_per_rank)
         plan = stage_plan(job, len(rank_of), world.device)
         model: nn.Module = job.model().to(world.device)
         divided = DividedModel(model, plan, rank_of, place=ranks["stage"].get_local_rank(), device=world.device)

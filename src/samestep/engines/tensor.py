@@ -15,10 +15,10 @@ from torch import nn
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
-from samestep.rank.process_group import process_group
+from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
-from samestep.rank.tensor_parallel import clip_whole_norm, device_mesh, how_divided, split_layers
+from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers
 from samestep.training import Run
 from samestep.world import World
 

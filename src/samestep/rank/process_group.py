@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError, say
@@ -25,6 +26,7 @@ from samestep.records.launch_request import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
 from samestep.world.heartbeat import ENDING, heartbeat
+from samestep.world.mesh import Mesh
 
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
 INIT_METHOD = "SAMESTEP_INIT_METHOD"  # environment variable: the rendezvous URL; unset: MASTER_ADDR and MASTER_PORT
@@ -250,3 +252,9 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
     return UserError(
         message("ranks_did_not_join", ranks=absent, size=members.world.size, address=address, seconds=round(seconds))
     )
+
+
+def device_mesh(world: World, axes: tuple[str, ...]) -> DeviceMesh:
+    """Returns torch's mesh of all ranks. axes: its dimensions, the outermost first."""
+    sizes = tuple(getattr(world.mesh or Mesh(), axis) for axis in axes)
+    return init_device_mesh(world.device.partition(":")[0], sizes, mesh_dim_names=axes)

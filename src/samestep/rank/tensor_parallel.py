@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -16,16 +16,6 @@ from samestep.job import Job
 from samestep.message import Message
 from samestep.rank.tensor_plan import COLWISE, GATHERED, division_of
 from samestep.world import World
-from samestep.world.mesh import Mesh
-
-
-def device_mesh(world: World, axes: tuple[str, ...]) -> DeviceMesh:
-    """Returns torch's mesh of all ranks. axes: its dimensions, the outermost first."""
-    mesh = world.mesh or Mesh()
-    # Of a weight that FSDP and tensor parallelism both split, torch says at each gathering that it takes two of them.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    sizes = tuple(getattr(mesh, axis) for axis in axes)
-    return init_device_mesh(world.device.partition(":")[0], sizes, mesh_dim_names=axes)
 
 
 def how_divided(job: Job, world: World) -> Message | None:
@@ -37,6 +27,8 @@ def how_divided(job: Job, world: World) -> Message | None:
 
 def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
     """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. ranks: of one axis."""
+    # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     plan = division_of(job, ranks.size(), str(next(model.parameters()).device)).plan
     parallelize_module(model, ranks, {name: style_of(style, model.get_submodule(name)) for name, style in plan.items()})
 

@@ -42,7 +42,7 @@ FAULTS = (
     ),
     fault(
         "sharded over ranks that have the same rows",
-        SPLIT,
+        "rank/process_group.py",
         '    return init_device_mesh(world.device.partition(":")[0], sizes, mesh_dim_names=axes)\n',
         '    names = tuple({"shard": "tensor", "tensor": "shard"}.get(axis, axis) for axis in axes)\n'
         '    return init_device_mesh(world.device.partition(":")[0], sizes, mesh_dim_names=names)\n',
