@@ -319,10 +319,9 @@ def prove(
     """The verdict on `engine` over all of `ranks`. complete: with later epochs and the job's own dtype, as `verify`."""
     facts = engine_facts(engine, ranks.size, engine_settings, mesh)
     if complete:
-        whole = loop_layout(facts)
-        if ranks.threads:  # which live no run: they cannot wait for checkpoints
-            whole = replace(whole, trainings=tuple(name for name in whole.trainings if name != "life"))
-        asked = (whole, numerics_layout(facts), own_dtype_layout(facts))
+        # Ranks that are threads live no run: they cannot wait for checkpoints.
+        loop_plan = _loop_layout(facts, also="late") if ranks.threads else loop_layout(facts)
+        asked = (loop_plan, numerics_layout(facts), own_dtype_layout(facts))
         plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))
         reference, numbers = reference_rank.played(plan), iter(range(len(plan.layouts)))
         loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)

@@ -18,6 +18,7 @@ from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.world import World
+from samestep.world.mesh import OF_REPLICAS
 
 State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
@@ -138,6 +139,11 @@ class Engine:
     close: Callable[[], None] | None = None
     fragments: Callable[[Any, World], list[Any]] | None = None
     axes: tuple[str, ...] = ("data",)
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether the ranks divide the model, or its rows' positions, where no --mesh says how they are arranged."""
+        return self.axes[0] not in OF_REPLICAS
 
 
 def names() -> list[str]:

@@ -13,7 +13,7 @@ from samestep.errors import UserError
 from samestep.message import Message, message
 from samestep.world.mesh import Mesh
 
-MOST_THREADS = 64  # ranks of one process; each more takes the others' time, of which the interpreter has one
+MOST_RANKS_AS_THREADS = 64  # each more takes the others' time, of which the interpreter has one
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 
 
@@ -76,8 +76,10 @@ class Setup:
                 raise UserError(message("rank_number_too_small", flag=flag, ranks=nproc))
             if nproc is not None and nproc > 64 * cores:
                 raise UserError(message("rank_number_too_large", flag=flag, ranks=nproc, cores=cores))
-            if nproc is not None and self.as_threads and nproc > MOST_THREADS:
-                raise UserError(message("too_many_ranks_as_threads", flag=flag, ranks=nproc, most=MOST_THREADS))
+            if nproc is not None and self.as_threads and nproc > MOST_RANKS_AS_THREADS:
+                raise UserError(
+                    message("too_many_ranks_as_threads", flag=flag, ranks=nproc, most=MOST_RANKS_AS_THREADS)
+                )
         threads = self.machines.threads
         if threads is not None and not 1 <= threads <= 64 * cores:
             raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")

@@ -278,9 +278,6 @@ def _of_averages(job: Job, wrong: Sequence[str]) -> Iterator[Hypothesis]:
         return
     ema = job.ema
 
-    def forget(training: FaultyTraining) -> None:
-        training.average = {}
-
     def first_update_copies(decay: float, updates: int) -> float:
         return decay if updates else 0.0
 
@@ -290,7 +287,7 @@ def _of_averages(job: Job, wrong: Sequence[str]) -> Iterator[Hypothesis]:
     yield Hypothesis("averaged_weights_not_updated", averages=0, shows_at_end=True)
     yield Hypothesis("averaged_weights_updated_twice", averages=2, shows_at_end=True)
     yield Hypothesis("averaged_weights_updated_before_the_step", averages_first=True, once=True)
-    yield Hypothesis("weights_not_averaged", ends=forget, once=True)
+    yield Hypothesis("weights_not_averaged", ends=lambda training: training.average.clear(), once=True)
     yield Hypothesis("averaged_weights_begin_with_the_first_step", decay=first_update_copies, once=True)
     yield Hypothesis("decay_of_average_warms_up", decay=warming_up, once=True)
     if wrong:

@@ -32,7 +32,6 @@ from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, speci
 from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
-from samestep.world.mesh import OF_REPLICAS
 
 RUNTIME = runtime.__name__
 TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts that whole_run.py trains
@@ -66,7 +65,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
             f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
             f"{', '.join(launch)} alone; choose another engine"
         )
-    if engine.axes[0] not in OF_REPLICAS:
+    if engine.divides_model:
         raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
     given = _given(function, texts, target)
     module, called = home(target, function)

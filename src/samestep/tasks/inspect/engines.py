@@ -21,7 +21,7 @@ from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
 from samestep.world import World
-from samestep.world.mesh import OF_REPLICAS, Mesh
+from samestep.world.mesh import Mesh
 
 
 def inspect_engines(
@@ -146,7 +146,7 @@ def _facts(
     reason = engines.missing(engine, devices)
     alone = engine.needs.processes == "one"
     mesh = None if alone else asked
-    if not (mesh or alone) and engine.axes[0] not in OF_REPLICAS:
+    if not (mesh or alone) and engine.divides_model:
         mesh = Mesh(**{engine.axes[0]: nproc})
     world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1], mesh=mesh)
     package = engine.needs.packages[0] if engine.needs.packages else "torch"
