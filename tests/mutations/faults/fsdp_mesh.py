@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutations.faults.fault import Fault
+from mutations.faults.tensor import COLUMNS, UNREDUCED
 
 FSDP, SPLIT, JOBS = "engines/fsdp.py", "rank/tensor_parallel.py", ("heads",)
 COPIES, DIVIDED = "data=2,shard=2", "shard=2,tensor=2"
@@ -52,17 +53,8 @@ FAULTS = (
     fault(
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
         SPLIT,
-        "        return ColwiseParallel()\n",
-        "        split = ColwiseParallel()\n\n"
-        "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
-        "            given = DTensor.from_local(inputs[0], ranks, [Replicate()], run_check=False)\n"
-        "            if given.requires_grad:\n"
-        "                given.register_hook(\n"
-        "                    lambda g: DTensor.from_local(g.to_local(), ranks, [Replicate()], run_check=False)\n"
-        "                )\n"
-        "            return given\n\n"
-        "        split._prepare_input_fn = unreduced\n"
-        "        return split\n",
+        COLUMNS,
+        UNREDUCED,
         GRADIENT,
         DIVIDED,
     ),

@@ -10,6 +10,18 @@ GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = '                average_gradients(model, ranks["data"].get_group())\n'
 COLUMNS = "        return ColwiseParallel()\n"
 ROWS = "    return RowwiseParallel()\n"
+UNREDUCED = (  # for COLUMNS
+    "        split = ColwiseParallel()\n\n"
+    "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
+    "            given = DTensor.from_local(inputs[0], ranks, [Replicate()], run_check=False)\n"
+    "            if given.requires_grad:\n"
+    "                given.register_hook(\n"
+    "                    lambda g: DTensor.from_local(g.to_local(), ranks, [Replicate()], run_check=False)\n"
+    "                )\n"
+    "            return given\n\n"
+    "        split._prepare_input_fn = unreduced\n"
+    "        return split\n"
+)
 
 
 def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "") -> Fault:
@@ -21,16 +33,7 @@ FAULTS = (
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
         SPLIT,
         COLUMNS,
-        "        split = ColwiseParallel()\n\n"
-        "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
-        "            given = DTensor.from_local(inputs[0], ranks, [Replicate()], run_check=False)\n"
-        "            if given.requires_grad:\n"
-        "                given.register_hook(\n"
-        "                    lambda g: DTensor.from_local(g.to_local(), ranks, [Replicate()], run_check=False)\n"
-        "                )\n"
-        "            return given\n\n"
-        "        split._prepare_input_fn = unreduced\n"
-        "        return split\n",
+        UNREDUCED,
         GRADIENT,
     ),
     fault("the replicas' gradients never averaged", TENSOR, AVERAGE, "", GRADIENT),
