@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from command import samestep
+from command import TESTS, samestep
 from conformance import jobs_drawn
+from mutations.faults.fifth_rank import FAULTS, of_ranks_above
+from mutations.plant import patched
 from samestep.data.loader import Gather, batches
 from samestep.data.pipeline import Span
 from samestep.data.schedule import schedule_of
@@ -99,6 +102,41 @@ def test_dataparallel_over_one_gpu_twice(rows: str, tmp_path: Path) -> None:
     done = samestep(*arguments, "--device", "cuda:0,cuda:0", "--json", out=tmp_path / "out")
     (row,) = json.loads(done.stdout)["engines"]
     assert (row["verdict"], row["replicas"]) == ("same", 2), row
+
+
+ONE_GPU = ["--as", "threads", "--device", "cuda:0", "--also", "none"]
+GPT = [f"{TESTS.parent}/benchmarks/one_gpu.py:gpt", "--set", "layers=4", "--set", "rows=64", "--set", "dropout=0.1"]
+
+
+@pytest.mark.parametrize("ranks", ["2", "4"])
+def test_ranks_as_threads_share_one_gpu(ranks: str, tmp_path: Path) -> None:
+    engines = ["ddp", "fsdp", "zero", "amp", "tensor", "pipeline"]
+    done = samestep(
+        "verify", *GPT, "--engines", ",".join(engines), "--nproc", ranks, *ONE_GPU, "--json", out=tmp_path / "out"
+    )
+    rows = json.loads(done.stdout)["engines"]
+    assert {row["launcher"] for row in rows} == {"threads"}
+    said = {row["engine"]: row["verdict"] for row in rows}
+    assert said == dict.fromkeys(engines, "same") | {"amp": "approximate"}, done.stdout
+
+
+def test_a_fault_of_ranks_that_share_a_gpu_is_caught(tmp_path: Path) -> None:
+    """As users have it: planted in the package, which plays both sides."""
+    (fault,) = (fault for fault in FAULTS if fault.name == "gradients averaged over so many ranks at most")
+    source = patched(of_ranks_above(1, fault), tmp_path / "planted")
+    line = ["verify", *GPT, "--engine", "ddp", "--nproc", "4", *ONE_GPU, "--quick", "--json"]
+    path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = samestep(*line, env={"PYTHONPATH": path}, out=tmp_path / "out")
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (done.returncode, row["verdict"]) == (1, "differs"), row
+
+
+def test_the_second_number_of_ranks_shares_the_gpu(tmp_path: Path) -> None:
+    line = ["verify", "digits", "--engine", "ddp", "--nproc", "1", "--device", "cuda:0", "--also", "5", "--json"]
+    done = samestep(*line, out=tmp_path / "out")
+    (row,) = json.loads(done.stdout)["engines"]
+    second = row["second"]
+    assert (row["verdict"], second["ranks_as"], second["verdict"]) == ("same", "threads", "same"), row
 
 
 def test_more_ranks_than_gpus(tmp_path: Path) -> None:

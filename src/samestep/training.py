@@ -39,6 +39,7 @@ from samestep.rank.step import (
     one_row_message,
     with_weights,
 )
+from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.record import TrainingRecord
 from samestep.world import World
@@ -144,7 +145,8 @@ class Run:
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
-        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first)
+        ahead = active_turns() is None
+        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first, ahead=ahead)
         if self.job.batch_weight:
             loader = with_weights(loader, self.job, self.world)
         if self._observer and self.count.first:

@@ -87,7 +87,8 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
 def threads_main(size: int, path: str) -> None:
     """Runs the ranks as threads of this process, and ends it with the exit code of the first that fails. On SIGUSR1
     each rank's stack goes to its own file."""
-    folder, turns = Path(path).parent, Turns(size)
+    gpus = {*os.environ.get("SAMESTEP_DEVICES", "cpu").split(",")} - {"cpu"}
+    folder, turns = Path(path).parent, Turns(size, sorted(gpus))
     files = [folder / f"stack-rank{rank}.txt" for rank in range(size)]
     for file in files:
         file.touch()

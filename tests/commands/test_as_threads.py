@@ -15,7 +15,10 @@ from messages import ids
 from samestep.commands.command_options import VerifyOptions
 from samestep.errors import UserError
 from samestep.launch import stacks
+from samestep.launch.command import shared_devices
 from samestep.message import plain_field
+from samestep.tasks.answer import ranks_by_default
+from samestep.world import World
 
 HANGING = f"{TESTS}/launch/hanging.py:job"
 
@@ -30,14 +33,39 @@ def verify(*arguments: str, out: Path) -> Any:
         {"ranks_as": "wood"},
         {"ranks_as": "threads", "launchers": "torchrun"},
         {"ranks_as": "threads", "resume": True},
-        {"ranks_as": "threads", "device": "cuda"},
         {"ranks_as": "threads", "nproc": 65},
     ],
 )
 def test_what_does_not_go_with_threads_is_one_sentence(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="--as"):
         VerifyOptions(**given).setup("digits")
-    assert VerifyOptions(ranks_as="threads").setup("digits").as_threads
+    for device in ("auto", "cpu", "cuda", "cuda:0"):
+        assert VerifyOptions(ranks_as="threads", device=device).setup("digits").as_threads
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "shared"),
+    [
+        (["cuda:0"], 4, ["cuda:0"] * 4),
+        (["cuda:0", "cuda:1"], 3, ["cuda:0", "cuda:1", "cuda:0"]),
+        (["cuda:0", "cuda:1"], 1, ["cuda:0"]),
+        (["cpu"], 2, ["cpu", "cpu"]),
+    ],
+)
+def test_threads_share_the_gpus_in_turn(devices: list[str], ranks: int, shared: list[str]) -> None:
+    assert shared_devices(devices, ranks) == tuple(shared)
+    environment = {"SAMESTEP_DEVICES": ",".join(shared), "WORLD_SIZE": str(ranks)}
+    worlds = [World.from_env({**environment, "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+    assert [world.device for world in worlds] == shared
+
+
+@pytest.mark.parametrize(
+    ("devices", "processes", "threads"),
+    [(("cpu",), 2, 2), (("cuda:0",), 1, 2), (("cuda:0", "cuda:1", "cuda:2"), 3, 3)],
+)
+def test_without_a_number_threads_are_at_least_two(devices: tuple[str, ...], processes: int, threads: int) -> None:
+    assert ranks_by_default(devices, as_threads=False) == processes
+    assert ranks_by_default(devices, as_threads=True) == threads
 
 
 @pytest.mark.check

@@ -193,6 +193,7 @@ def test_more_ranks_than_gpus() -> None:
     found = Inspection(("cuda:0",), MachineFacts("3.11", "2.13", "h1", "x86_64", 2), 1, engines)
     with refuses("too_few_gpus", flag="--nproc", ranks=2, gpus=1):
         check_devices(2, found, ("ddp",))
+    check_devices(2, found, ("ddp",), as_threads=True)
     check_devices(1, found, ("ddp",))
     check_devices(2, found, ("single",))
     check_devices(2, replace(found, devices=("cpu",)), ("ddp",))

@@ -18,9 +18,11 @@ from command import DIGITS, samestep
 from lane_marks import CHECK, FULL
 from mutations.faults.fifth_rank import FAULTS, of_ranks_above
 from mutations.plant import patched
+from samestep.commands import compare, engine_rows
 from samestep.commands.command_options import VerifyOptions
 from samestep.commands.engine_rows import Row, SecondRow, result_of, with_second
 from samestep.commands.exit_codes import exit_code
+from samestep.engine import Layout, Numerics
 from samestep.errors import UserError
 from samestep.launch.fork_client import SOCKETS
 from samestep.message import as_said
@@ -108,6 +110,63 @@ def test_the_row_says_what_the_second_number_of_ranks_has_shown(found: Verdict, 
     assert [note.id for note in said] == [name for verdict, name in expected.items() if verdict == found.verdict]
     results: Any = SimpleNamespace(engines=[result], same_as_one_process=None)
     assert exit_code(results) == code
+
+
+@pytest.mark.parametrize(
+    ("devices", "no_threads", "launcher"),
+    [
+        (("cpu",), None, "threads"),
+        (("cpu",), as_said("its library"), "torchrun"),
+        (("cuda:0",), None, "threads"),
+        (("cuda:0",), as_said("its library"), None),
+        (tuple(f"cuda:{number}" for number in range(5)), None, "torchrun"),
+    ],
+)
+def test_where_each_rank_has_a_gpu_they_are_processes(
+    devices: tuple[str, ...], no_threads: Any, launcher: str | None
+) -> None:
+    facts = replace(FIVE, devices=devices, no_threads=no_threads, layout=Layout(replicas=5))
+    job: Any = SimpleNamespace(second=SimpleNamespace(ranks=5, varying_calls={}))
+    row = Row("torchrun", replace(TWO, layout=Layout(replicas=2)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_rows, "refusal", lambda *_: None)
+        patch.setattr(engine_rows, "replace", lambda job, **_: job)
+        inspected: Any = SimpleNamespace(job=job, inspection=SimpleNamespace(second_engines=[facts]))
+        engine_rows._add_second_size(inspected, row)
+    assert row.second
+    refused = row.second.verdict.reason.id if row.second.verdict and row.second.verdict.reason else None
+    assert (None if refused else row.second.launcher, refused) == (launcher, None if launcher else "too_few_gpus")
+
+
+@pytest.mark.parametrize(
+    ("devices", "found", "told", "launches"),
+    [
+        (("cpu",), "differs", "same", ["threads", "fork"]),
+        (("cuda:0",), "same", "same", ["threads"]),
+        (("cuda:0",), "differs", "refused", ["threads"]),
+        (("cuda:0",), "failed", "refused", ["threads"]),
+    ],
+)
+def test_threads_accuse_nobody_alone(
+    devices: tuple[str, ...], found: str, told: str, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs as threads is confirmed by processes; where there are too few GPUs for these, a note says so."""
+    row = Row("fork", replace(TWO, numerics=Numerics()), Verdict("same"))
+    row.second = SecondRow("threads", replace(FIVE, devices=devices))
+    launched = []
+
+    def judged(inspected: Any, row: Row, *_: Any) -> Verdict:
+        assert row.second
+        launched.append(row.second.launcher)
+        return Verdict(found if row.second.launcher == "threads" else "same")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compare, "_second_verdict", judged)
+    inspected: Any = SimpleNamespace(setup=SimpleNamespace(as_threads=False))
+    arguments: Any = (inspected, row, Path(), None, None)
+    compare._launch_second(*arguments)
+    assert row.second.verdict and (row.second.verdict.verdict, launched) == (told, launches)
+    assert row.verdict and row.verdict.verdict == "same"
+    assert [note.id for note in row.verdict.notes] == ["not_proven_on_second_number_of_ranks"] * (told == "refused")
 
 
 def verified(source: Path | None, *line: str, out: Path) -> Any:

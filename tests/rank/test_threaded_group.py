@@ -6,13 +6,15 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.backends import cudnn
+from torch.distributed.tensor import _random
 from torch.testing._internal.distributed import multi_threaded_pg
 
 from samestep import engine as engines
@@ -41,9 +43,9 @@ def test_torch_has_the_group_that_the_ranks_use() -> None:
     assert callable(torch._C._distributed_c10d._set_thread_isolation_mode)  # type: ignore[attr-defined]
 
 
-def on_threads(size: int, do: Callable[[int], object]) -> dict[int, object]:
+def on_threads(size: int, do: Callable[[int], object], gpus: Sequence[str] = ()) -> dict[int, object]:
     """What `do` returns on each rank, or the error that it raises."""
-    turns, returned = Turns(size), dict[int, object]()
+    turns, returned = Turns(size, gpus), dict[int, object]()
 
     def rank_main() -> int:
         rank = turns.running
@@ -74,6 +76,7 @@ def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pyte
         np.random.seed(rank)
         torch.set_default_dtype(torch.float64 if rank else torch.float32)
         torch.use_deterministic_algorithms(rank == 1)
+        cudnn.benchmark, _random._rng_tracker = rank == 1, rank
         os.environ["SAMESTEP_TEST_RANK"] = str(rank)
         sys.stdout = open(tmp_path / str(rank), "w")  # noqa: SIM115 - closed below
         print("before")
@@ -82,6 +85,7 @@ def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pyte
         sys.stdout.close()
         assert torch.get_default_dtype() == (torch.float64 if rank else torch.float32)
         assert torch.are_deterministic_algorithms_enabled() == (rank == 1)
+        assert (cudnn.benchmark, _random._rng_tracker) == (rank == 1, rank)
         return [torch.rand(2, dtype=torch.float32).tolist(), random.random(), np.random.rand()]
 
     assert on_threads(3, do) == {rank: expected(rank) for rank in range(3)}
@@ -89,7 +93,35 @@ def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pyte
         f"before\nafter {rank} {rank} of 3\n" for rank in range(3)
     ]
     assert torch.get_default_dtype() == dtype and sys.stdout is stdout and "SAMESTEP_TEST_RANK" not in os.environ
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled() and not cudnn.benchmark and _random._rng_tracker is None
+
+
+def test_backward_runs_in_the_ranks_own_thread() -> None:
+    """In torch's thread of a GPU a collective of backward would wait for one of the same thread."""
+    assert on_threads(2, lambda rank: torch._C._is_multithreading_enabled()) == {0: False, 1: False}
+    assert torch._C._is_multithreading_enabled()
+
+
+def test_flags_that_nobody_may_set_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    assert on_threads(2, lambda rank: dist.barrier()) == {0: None, 1: None}
+
+
+def test_a_collective_of_gpus_waits_for_all_that_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is here: what a rank asks of torch is recorded."""
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: waited.append("init"))
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+
+    def do(rank: int) -> None:
+        dist.all_reduce(torch.ones(1))
+        if rank:
+            dist.recv(torch.zeros(1), src=0)
+        else:
+            dist.send(torch.ones(1), dst=1)
+
+    on_threads(2, do, gpus=["cuda:0"])
+    assert waited == ["init", *["cuda:0"] * 4]  # before and after the sum, of what is sent, and of what is received
 
 
 def test_collectives_give_what_they_give_to_processes() -> None:

@@ -156,7 +156,10 @@ class VerifyOptions(ProofOptions):
 
     _: KW_ONLY
     ranks_as: Annotated[
-        str, Option("--as", metavar="processes|threads", help="What the ranks are; 64 threads fit on two cores.")
+        str,
+        Option(
+            "--as", metavar="processes|threads", help="What the ranks are; 64 threads fit on two cores, or share GPUs."
+        ),
     ] = PROCESSES
     also: Annotated[
         int | str | None,
@@ -205,7 +208,6 @@ class VerifyOptions(ProofOptions):
             raise UserError(message("option_has_no_such_value", flag="--as", value=self.ranks_as, hint=hint))
         several = self.machines.nnodes not in (None, 1) or self.machines.hosts
         unfit = {"--launcher": self.launchers, "--resume": resumes, "--nnodes": several}
-        unfit["--device"] = self.device not in ("auto", "cpu")
         if self.ranks_as == THREADS and (option := next((flag for flag, given in unfit.items() if given), None)):
             raise UserError(message("threads_do_not_take_option", option=option))
         return self.ranks_as == THREADS

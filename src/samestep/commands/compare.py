@@ -26,7 +26,7 @@ from samestep.commands.setup import Setup
 from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, THREADS, Machines, fork_client, rendezvous_address, supervise
-from samestep.launch.command import command_for
+from samestep.launch.command import command_for, shared_devices
 from samestep.message import message
 from samestep.proof.hypotheses import with_tried_cause
 from samestep.proof.judge import judge, judge_second_size
@@ -91,7 +91,7 @@ def compare_engines(command: str, options: ProofOptions, job: str, typed: str = 
 def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -> CompareResults:
     """Runs the reference and all launches of a comparison, with their records under `folder`."""
     setup = inspected.setup
-    check_devices(inspected.nproc, inspected.inspection, setup.engines)
+    check_devices(inspected.nproc, inspected.inspection, setup.engines, as_threads=setup.as_threads)
     if setup.resume and setup.resume.nproc:
         check_devices(setup.resume.nproc, inspected.inspection, setup.engines)
     rendezvous_address.check_port(inspected.machines)
@@ -240,14 +240,19 @@ def _launch(
 
 def _launch_second(inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
     """Proves a row on the second number of ranks, too. What threads show is confirmed by processes: a fault that only
-    they have is none of the training's."""
+    they have is none of the training's. On GPUs they are threads where there are too few GPUs for processes."""
     second, setup = row.second, inspected.setup
     assert second and row.verdict and row.facts.numerics
     if second.verdict is None:
         second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
     if second.verdict.verdict in ("differs", "failed") and second.launcher == THREADS and not setup.as_threads:
-        second.launcher = row.launcher
-        second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
+        devices = second.facts.devices
+        if devices[0] != "cpu":
+            fields = {"ranks": second.facts.processes, "gpus": len(devices)}
+            second.verdict = Verdict("refused", reason=message("threads_not_confirmed", **fields))
+        else:
+            second.launcher = row.launcher
+            second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
     row.verdict = with_second(row)
 
 
@@ -381,11 +386,11 @@ def _start(
     flags: tuple[str, ...] = ("--reference",) if is_reference else ()
     as_threads = launcher == THREADS
     if as_threads:
-        launcher, flags = "process", ("--threads", str(size))
+        launcher, flags, devices = "process", ("--threads", str(size)), shared_devices(devices, size)
     command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
     if is_reference and devices[0] == "cpu":
         command = replace(command, fork="reference")
-    elif as_threads:
+    elif as_threads and devices[0] == "cpu":
         command = replace(command, fork="ranks")
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))

@@ -119,11 +119,13 @@ def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     second = inspected.job.second
     if second is None or facts is None or not facts.available or facts.layout == row.facts.layout:
         return  # an engine of one process has the same layout on all numbers of ranks
-    by_threads = _why_no_threads(facts) is None and facts.no_threads is None
+    too_few_gpus = facts.devices[0] != "cpu" and second.ranks > len(facts.devices)
+    is_crowded = facts.devices[0] == "cpu" or too_few_gpus  # ranks with a GPU each are best processes
+    by_threads = is_crowded and _why_no_threads() is None and facts.no_threads is None
     row.second = SecondRow(launch.THREADS if by_threads else row.launcher, facts)
     job = replace(inspected.job, varying_calls=second.varying_calls)
     why = refusal(facts, job)
-    if not by_threads and facts.devices[0] != "cpu" and second.ranks > len(facts.devices):
+    if too_few_gpus and not by_threads:
         why = message("too_few_gpus", flag="--also", ranks=second.ranks, gpus=len(facts.devices))
     if why:
         row.second.verdict = Verdict("refused", reason=why)
@@ -165,7 +167,7 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
     """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
     absent = None if facts.available else facts.reason
     if facts.available and launcher == launch.THREADS:
-        absent = facts.no_threads or _why_no_threads(facts)
+        absent = facts.no_threads or _why_no_threads()
     elif facts.available:
         missing = launch.load(launcher).missing(inspected.machines, os.environ)
         absent = as_said(missing) if missing else None
@@ -182,9 +184,9 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
     return Verdict("refused", reason=refusal(facts, inspected.job, able))
 
 
-def _why_no_threads(facts: EngineFacts) -> Message | None:
+def _why_no_threads() -> Message | None:
     """Returns why ranks cannot be threads here, whatever the engine; None where they can."""
-    return None if facts.devices[0] == "cpu" and fork_client.is_possible() else message("threads_need_cpu_of_linux")
+    return None if fork_client.is_possible() else message("threads_need_linux")
 
 
 def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ()) -> Message | None:

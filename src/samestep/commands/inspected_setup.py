@@ -71,6 +71,7 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
         also=0 if machines.nnodes > 1 or setup.mesh else setup.also,
         proves=setup.proves,
         mesh=setup.mesh,
+        as_threads=setup.as_threads,
     )
     if setup.resume and setup.engines and setup.resume.engine:
         question = replace(question, engines=(*setup.engines, setup.resume.engine))
@@ -106,9 +107,13 @@ def _machines_to_train_on(setup: Setup) -> Machines:
         raise
 
 
-def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
-    """Raises UserError when there are fewer GPUs than ranks on this machine."""
+def check_devices(
+    nproc: int, inspection: Inspection, engines: tuple[str, ...] = (), *, as_threads: bool = False
+) -> None:
+    """Raises UserError when there are fewer GPUs than ranks on this machine. as_threads: the ranks share them."""
     devices = inspection.devices
+    if as_threads:
+        return
     wanted = [facts for facts in inspection.engines if not engines or facts.name in engines]
     if devices[0] != "cpu" and nproc > len(devices) and any(facts.process_kind != "one" for facts in wanted):
         raise UserError(message("too_few_gpus", flag="--nproc", ranks=nproc, gpus=len(devices)))

@@ -268,24 +268,31 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def batches(
-    job: Job, world: World, schedule: Schedule, steps: int, *, first: int = 0, trace: list[Span] | None = None
+    job: Job,
+    world: World,
+    schedule: Schedule,
+    steps: int,
+    *,
+    first: int = 0,
+    trace: list[Span] | None = None,
+    ahead: bool = True,
 ) -> Iterator[Batch]:
     """Yields this rank's batches of the first `steps` steps, on its device, in the schedule's order.
 
     first: the step to begin with, where a training continues. trace: a list to which the pipeline's stages append their
-    spans. Raises a UserError of the dataset unchanged, and LoadingFailed for its other errors and for a loader process
-    that dies.
+    spans. ahead: see loaded(). Raises a UserError of the dataset unchanged, and LoadingFailed for its other errors and
+    for a loader process that dies.
     """
     from_batch = first - first % schedule.phases  # the first phase's step with the rows of step `first`
     micro_batches = schedule.micro_batches_of(world.replica, steps, from_batch)
     if schedule.phases == 1:
-        return loaded(job, micro_batches, world.device, trace=trace)
+        return loaded(job, micro_batches, world.device, trace=trace, ahead=ahead)
     once = (
         micro_batch
         for micro_batch in schedule.micro_batches_of(world.replica, steps, from_batch)
         if micro_batch.phase == 0
     )
-    in_turn = _in_turn(loaded(job, once, world.device, trace=trace), micro_batches)
+    in_turn = _in_turn(loaded(job, once, world.device, trace=trace, ahead=ahead), micro_batches)
     return (batch for batch in in_turn if batch.micro_batch.step >= first)
 
 
@@ -316,13 +323,17 @@ def workers_of(job: Job) -> int:
 
 
 def loaded(
-    job: Job, micro_batches: Iterable[MicroBatch], device: str, *, trace: list[Span] | None = None
+    job: Job, micro_batches: Iterable[MicroBatch], device: str, *, trace: list[Span] | None = None, ahead: bool = True
 ) -> Iterator[Batch]:
-    """Yields a batch of job.train for each of `micro_batches`, on `device`. See batches() for trace and errors."""
+    """Yields a batch of job.train for each of `micro_batches`, on `device`. See batches() for trace and errors.
+
+    ahead: False: without loader processes nothing is loaded before it is asked for. A dataset draws from the process's
+    generators, which other ranks may use meanwhile where ranks are threads.
+    """
     rows, workers = Rows(job), workers_of(job)
-    if workers == 0 and device == "cpu":  # there is nothing that a thread could overlap
+    if workers == 0 and (device == "cpu" or not ahead):  # on a CPU there is nothing that a thread could overlap
         for micro_batch in micro_batches:
-            yield Batch(_data(rows, micro_batch), micro_batch)
+            yield Batch(to_device(_data(rows, micro_batch), device), micro_batch)
         return
     source = fetched(rows, micro_batches, workers, job.prefetch) if workers else _fetched_here(rows, micro_batches)
     gather = Gather(device)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 
 from samestep import launch
@@ -28,6 +29,11 @@ def command_for(
     command = starter.plan((*module_arguments("samestep.worker"), *flags, str(path)), shape)
     env = {**_environment(devices, machines), **_saved_variables(starter), **command.env}
     return replace(command, env=env, launchers=(launcher,))
+
+
+def shared_devices(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Returns the device of each rank, in turn, where ranks are threads, and may be more than devices."""
+    return tuple(islice(cycle(devices), ranks))
 
 
 def _saved_variables(starter: launch.Launcher) -> dict[str, str]:

@@ -36,6 +36,7 @@ from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.listeners import Listeners
 from samestep.rank.step import batch_weight
+from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationRecord
 from samestep.world import World
@@ -189,7 +190,7 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     ]
     assert job.evaluation is not None
     try:
-        for batch in loaded(job.evaluated(), micro_batches, device):
+        for batch in loaded(job.evaluated(), micro_batches, device, ahead=active_turns() is None):
             if job.batch_weight and job.evaluation_weight is None:
                 weighed = replace(batch.micro_batch, weight=batch_weight(job, batch))
                 batch = replace(batch, micro_batch=weighed)

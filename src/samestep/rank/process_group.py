@@ -50,6 +50,7 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
             yield
         return
     if turns := active_turns():
+        _own_gpu(world)  # a thread begins with the first GPU
         with threaded_group(world, turns) as store:
             _open_store[:] = [store]  # until the process ends: the other ranks meet in it, too
             yield

@@ -3,6 +3,8 @@
 A rank runs until it waits for other ranks in a collective; then the next one runs. So the ranks come in the same order
 at every start, none disturbs another, and each has for itself what a process has once (PER_PROCESS): random generators,
 default dtype, flags, environment variables, output, heartbeat. Ranks that wait for each other are found at once.
+On GPUs, of which one may have several ranks, a collective begins when all that its ranks have queued is computed. Their
+backward passes run in their own threads: torch's would run all of a GPU's in one, which has no rank.
 The group is private to torch; tests/rank/test_threaded_group.py says what to do when it moves.
 """
 
@@ -12,10 +14,10 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore, ReduceOp, Store, Work
 from torch.backends import cuda as attention
+from torch.backends import cudnn
 
 from samestep.data.loader import GENERATORS
 from samestep.errors import TrainingFailed
@@ -53,14 +56,51 @@ def _set_streams(streams: tuple[Any, Any]) -> None:
     sys.stdout, sys.stderr = streams
 
 
+def _flag(owner: Any, name: str) -> PerProcess:
+    """A flag that is an attribute. It is set where it changes: torch may be told to let nobody set its flags."""
+
+    def write(value: Any) -> None:
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+    return PerProcess(partial(getattr, owner, name), write)
+
+
+def _gpu_states() -> list[Tensor]:
+    """Returns the states of the GPUs' random generators."""
+    return [gpu.get_state() for gpu in torch.cuda.default_generators] if torch.cuda.is_initialized() else []
+
+
+def _set_gpu_states(states: Sequence[Tensor]) -> None:
+    for gpu, state in zip(torch.cuda.default_generators, states):
+        gpu.set_state(state)
+
+
+DTENSOR_RANDOM = "torch.distributed.tensor._random"  # of its tracker the first use is a collective
+
+
+def _tracker() -> Any:
+    return getattr(sys.modules.get(DTENSOR_RANDOM), "_rng_tracker", None)
+
+
+def _set_tracker(tracker: Any) -> None:
+    if DTENSOR_RANDOM in sys.modules:
+        vars(sys.modules[DTENSOR_RANDOM])["_rng_tracker"] = tracker
+
+
 PER_PROCESS = (
     *(PerProcess(generator.state, generator.restore) for generator in GENERATORS.values()),
+    PerProcess(_gpu_states, _set_gpu_states),
+    PerProcess(_tracker, _set_tracker),
     PerProcess(torch.get_default_dtype, torch.set_default_dtype),
     PerProcess(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     PerProcess(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     PerProcess(attention.flash_sdp_enabled, attention.enable_flash_sdp),
     PerProcess(attention.math_sdp_enabled, attention.enable_math_sdp),
     PerProcess(attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp),
+    PerProcess(attention.cudnn_sdp_enabled, attention.enable_cudnn_sdp),
+    _flag(cudnn, "benchmark"),
+    _flag(cudnn, "deterministic"),
     PerProcess(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     PerProcess(lambda: dict(os.environ), _set_environment),
     PerProcess(lambda: (sys.stdout, sys.stderr), _set_streams),
@@ -102,6 +142,7 @@ class Received(Work):
                     shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
                     raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
                 tensor.detach().copy_(value)
+            self._turns.wait_for_gpus()  # else the memory of `value` could be used again while it is copied
             self._is_over = True
         return True
 
@@ -120,10 +161,13 @@ class Sent(Work):
 
 
 class Turns:
-    """The turns of `size` ranks, threads of this process. running: the rank whose turn it is."""
+    """The turns of `size` ranks, threads of this process. running: the rank whose turn it is. gpus: those that the
+    ranks share."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.running = size, size - 1
+    def __init__(self, size: int, gpus: Sequence[str] = ()) -> None:
+        self.size, self.running, self._gpus = size, size - 1, gpus
+        if gpus:
+            torch.cuda.init()  # before the first rank's turn: what it draws must not be seeded by another's
         self.store = HashStore()
         self.threads: list[threading.Thread] = []
         self._may_run = [threading.Semaphore(0) for _ in range(size)]
@@ -156,7 +200,8 @@ class Turns:
         os.environ |= {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
         self._code = 1
         try:
-            self._code = rank_main()
+            with torch.autograd.set_multithreading_enabled(False):  # for this thread alone
+                self._code = rank_main()
         finally:
             if self._code:
                 self._over.set()  # no other rank runs again
@@ -174,6 +219,11 @@ class Turns:
         self._take_turn(rank)
         if self._deadlock:
             raise TrainingFailed(self._deadlock)
+
+    def wait_for_gpus(self) -> None:
+        """Waits until the GPUs have computed what any rank has queued, on whatever stream; on a CPU for nothing."""
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
 
     def _take_turn(self, rank: int) -> None:
         self._may_run[rank].acquire()
@@ -249,7 +299,9 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
             self._data[rank] = data
             self._count += 1
             if self._count == self._world_size:
+                turns.wait_for_gpus()
                 self._collective.work(self._data)
+                turns.wait_for_gpus()
                 self._done = True
             turns.wait(lambda: bool(self._done), type(self._collective).__name__)
             return torchs.ret_work(data)
@@ -280,6 +332,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
     def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
         channel = channels[group.pg_name, group.rank(), to, tag]
         channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
+        turns.wait_for_gpus()
         channel.sends += 1
         return Sent()
 

@@ -24,7 +24,7 @@ class Question:
     leave; 0: all stay. also: the second number of ranks; None: to be chosen; 0: there is none.
     steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
     engine_settings: texts of --set-engine, which these engines must have. proves: whether the job is to be proven, so
-    that its rows are looked at. mesh: of --mesh; None: none is given.
+    that its rows are looked at. mesh: of --mesh; None: none is given. as_threads: ranks share GPUs, and are at least 2.
     """
 
     job: str | None = None
@@ -39,6 +39,7 @@ class Question:
     also: int | None = 0
     proves: bool = False
     mesh: Mesh | None = None
+    as_threads: bool = False
 
 
 @dataclass(frozen=True)

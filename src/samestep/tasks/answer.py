@@ -63,7 +63,7 @@ def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script |
 
 def _inspection(question: Question) -> Inspection:
     devices = hardware.find_devices(question.device)
-    per_machine = question.replicas or (2 if devices[0] == "cpu" else len(devices))
+    per_machine = question.replicas or ranks_by_default(devices, as_threads=question.as_threads)
     replicas = per_machine * question.machines
     fewer = [per_machine * machines for machines in range(question.least or question.machines, question.machines)]
     rows = inspect_engines(devices, replicas, question.engine_settings, question.engines, question.mesh)
@@ -90,6 +90,14 @@ def _inspection(question: Question) -> Inspection:
     if job and job.second:
         second = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
     return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job, second_engines=tuple(second))
+
+
+def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:
+    """Returns how many ranks a machine has where nobody says: one for each GPU, but 2 on a CPU, and where they are
+    threads at least 2."""
+    if devices[0] == "cpu":
+        return 2
+    return max(2, len(devices)) if as_threads else len(devices)
 
 
 def _script(question: EjectQuestion) -> Script:

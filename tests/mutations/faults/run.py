@@ -261,9 +261,9 @@ FAULTS = (
     Fault(
         "run: another share of the rows after a restart",
         RUN,
-        "        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first)\n",
+        "        loader = batches(self.job, self.world,",
         "        other = replace(self.world, rank=(self.world.rank + bool(self.count.first)) % self.world.size)\n"
-        "        loader = batches(self.job, other, self.schedule, self.steps, first=self.count.first)\n",
+        "        loader = batches(self.job, other,",
         ("loss",),
         "wrong_since_restart",
         also="life",
