@@ -106,7 +106,7 @@ def train(rank: int, rounds: int, steps: int, width: int, folder: Path) -> None:
                 # Steps of a turn are its own: the folder of the one before is removed when it is replayed.
                 run = Timed(small, world, steps, spot_checks=checks if arm == "spot check" else None)
                 ddp.ENGINE.train(small, world, run)
-                checks.wait()
+                checks.finish_writing()
                 while (folder / f"step-{steps // 2}").exists():
                     time.sleep(0.1)
                 (wall, cpu), (last_wall, last_cpu) = run.stamps[3], run.stamps[-1]

@@ -1,5 +1,6 @@
 """A mixture of experts with top-2 gates and a load-balance loss, as lucidrains/mixture-of-experts and Switch
-Transformers.
+Transformers. Each expert computes the tokens that its gate sends to it; with `--engine expert` each rank has some of
+the experts.
 
 Balanced over each sequence, as DeepSeek's models are, the loss is a mean over rows. Balanced over the batch
 (`--set balance=batch`), it looks at other rows, and is computed over those of all ranks.
@@ -19,8 +20,9 @@ class MoE(nn.Module):
     def __init__(self, width: int, experts: int, words: int) -> None:
         super().__init__()
         self.embed, self.gate = nn.Embedding(words, width), nn.Linear(width, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) / width**0.5)
-        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) / (2 * width) ** 0.5)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(experts)
+        )
         self.head = nn.Linear(width, words)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,8 +31,11 @@ class MoE(nn.Module):
         probable = self.gate(x).softmax(-1)
         best = probable.topk(2, dim=-1)
         taken = torch.zeros_like(probable).scatter(-1, best.indices, best.values)
-        hidden = F.gelu(torch.einsum("rlw,ewh->rleh", x, self.up))
-        mixed = torch.einsum("rleh,ehw,rle->rlw", hidden, self.down, taken / taken.sum(-1, keepdim=True))
+        shares, mixed = taken / taken.sum(-1, keepdim=True), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(taken[..., number] > 0)
+            computed = shares[row, place, number, None] * expert(x[row, place])
+            mixed = mixed.index_put((row, place), computed, accumulate=True)
         return self.head(x + mixed), probable, (taken > 0).to(probable)
 
 

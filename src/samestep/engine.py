@@ -18,7 +18,6 @@ from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.world import World
-from samestep.world.mesh import OF_REPLICAS
 
 State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
@@ -142,8 +141,9 @@ class Engine:
 
     @property
     def divides_model(self) -> bool:
-        """Whether the ranks divide the model, or its rows' positions, where no --mesh says how they are arranged."""
-        return self.axes[0] not in OF_REPLICAS
+        """Whether the ranks divide the model, or its rows' positions, where no --mesh says how they are arranged: not
+        where each has all of it, or gathers all of it."""
+        return self.axes[0] not in ("data", "shard")
 
 
 def names() -> list[str]:

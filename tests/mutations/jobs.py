@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from mutations.mixture import Experts
 from samestep import Batch, Job, Lanes, LRSchedule, Phase, Recipe
 from samestep.data.stream import Stream
 
@@ -515,6 +516,23 @@ def _branching() -> nn.Module:
 
 def branching(rows: int = 45, global_batch: int = 10) -> Job:
     return replace(warming(rows, global_batch), model=_branching, clip_norm=0.1)
+
+
+def experts(rows: int = 45, global_batch: int = 10, noise: bool = True) -> Job:
+    """As heads, with experts of which each expert parallel rank has some: some get no token of a rank."""
+    tokens = torch.randint(11, (rows + 13, 6), generator=_random(18))
+
+    def model() -> nn.Module:
+        torch.manual_seed(19)
+        return Experts(noise=noise)
+
+    return replace(
+        heads(),
+        model=model,
+        train=TensorDataset(tokens[13:, :-1], tokens[13:, 1:]),
+        evaluation=TensorDataset(tokens[:13, :-1], tokens[:13, 1:]),
+        global_batch=global_batch,
+    )
 
 
 class CausalBlock(nn.Module):

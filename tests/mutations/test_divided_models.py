@@ -1,5 +1,5 @@
-"""Faults of tensor, context and pipeline parallelism, and of FSDP on a mesh, are caught on four ranks, as threads; the
-same files without one pass.
+"""Faults of tensor, context, pipeline and expert parallelism, and of FSDP on a mesh, are caught on four ranks, as
+threads; the same files without one pass.
 
 python tests/mutations/test_divided_models.py FILE.json [WORDS]    plants all, or those with WORDS in their names
 """
@@ -16,14 +16,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lane_marks import CHECK, FULL
-from mutations.faults import Fault, context, fsdp_mesh, pipeline, tensor
+from mutations.faults import Fault, context, expert, fsdp_mesh, pipeline, tensor
 from mutations.faults.fsdp_mesh import COPIES, DIVIDED, FSDP
 from mutations.faults.tensor import JOBS, MESH, TENSOR
 from mutations.plant import References, plant
 from ranks import SOURCE, Ranks
 
 SIZE = 4
-FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS, *pipeline.FAULTS)
+FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS, *pipeline.FAULTS, *expert.FAULTS)
 IMPORT = "from torch import nn\n"
 HEALTHY = (
     Fault("tensor: nothing", TENSOR, IMPORT, IMPORT, (), "", JOBS, engine="tensor", mesh=MESH),
@@ -32,6 +32,7 @@ HEALTHY = (
         for mesh in (COPIES, DIVIDED)
     ),
     context.HEALTHY,
+    expert.HEALTHY,
     pipeline.fault("nothing", pipeline.PIPELINE, "import torch\n", "import torch\n", ()),
 )
 

@@ -117,7 +117,7 @@ def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     """Gives a row its engine on the second number of ranks, and a verdict where that cannot be launched there."""
     facts = next((facts for facts in inspected.inspection.second_engines if facts.name == row.engine), None)
     second = inspected.job.second
-    if second is None or facts is None or not facts.available or facts.layout == row.facts.layout:
+    if second is None or facts is None or not facts.available or facts.layout == row.facts.layout or facts.mesh:
         return  # an engine of one process has the same layout on all numbers of ranks
     too_few_gpus = facts.devices[0] != "cpu" and second.ranks > len(facts.devices)
     is_crowded = facts.devices[0] == "cpu" or too_few_gpus  # ranks with a GPU each are best processes

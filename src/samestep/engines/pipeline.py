@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.process_group import device_mesh, process_group
-from samestep.rank.replica_gradients import average_gradients
+from samestep.rank.replica_gradients import average_gradients, clip_divided_norm
 from samestep.rank.shards import full_state_dict
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 from samestep.training import Run
@@ -93,9 +92,10 @@ def train(
                 for micro_batch, loss in zip(step, losses):
                     run.note_loss(micro_batch, loss)
                 sum_copies(divided, copies)
-                average_gradients(model, replicas)
+                average_gradients(model.parameters(), replicas)
                 if job.clip_norm is not None:
-                    clip(divided, job.clip_norm, stages)
+                    counted, device = divided.owned(), world.device
+                    clip_divided_norm(model.parameters(), job.clip_norm, counted=counted, group=stages, device=device)
                 optimizer.step()
                 optimizer.zero_grad()
                 if job.moves_lr(batch):
@@ -128,14 +128,6 @@ def sum_copies(divided: DividedModel, groups: Mapping[str, dist.ProcessGroup]) -
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
-
-
-def clip(divided: DividedModel, max_norm: float, stages: dist.ProcessGroup) -> None:
-    """Clips by the norm of the whole gradient: over all stages, tied parameters once."""
-    norm = get_total_norm([parameter.grad for parameter in divided.owned() if parameter.grad is not None])
-    squared = norm.to(divided.device) ** 2
-    dist.all_reduce(squared, group=stages)
-    clip_grads_with_norm_(divided.model.parameters(), max_norm, squared.sqrt())
 
 
 ENGINE = Engine(

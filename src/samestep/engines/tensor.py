@@ -41,7 +41,7 @@ def train(job: Job, world: World, run: Run) -> State:
             loss = run.loss(model, batch)
             loss.backward()
             if batch.completes_step:
-                average_gradients(model, ranks["data"].get_group())
+                average_gradients(model.parameters(), ranks["data"].get_group())
                 if job.clip_norm is not None:
                     clip_whole_norm(model.parameters(), job.clip_norm)
                 optimizer.step()

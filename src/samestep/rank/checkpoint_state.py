@@ -35,7 +35,7 @@ from samestep.job.phases import CHECKPOINTED
 from samestep.message import message
 from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign
 from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.shards import block_of, is_divided, is_shard, place_of, sharded_like
+from samestep.rank.shards import block_of, divided_along, is_divided, is_shard, place_of, sharded_like
 from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.files import from_json, replace_by
@@ -190,10 +190,14 @@ class TrainingState:
             shape, offset = place_of(parameter)
             average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
 
-    def _writes(self, tensor: Any) -> bool:
-        """Returns whether this rank writes a tensor: its block of a sharded one; of others, rank 0 does."""
+    def _writes(self, tensor: Any, parameter: Any = None) -> bool:
+        """Returns whether this rank writes a tensor: its block of a sharded one; of others, the first rank that has it.
+
+        parameter: whose state it is; None: it is one itself.
+        """
         if not is_shard(tensor):
-            return self.world.begins_stage and not (isinstance(tensor, Tensor) and tensor.is_meta)
+            is_here = not (isinstance(tensor, Tensor) and tensor.is_meta)
+            return is_here and self.world.begins_copies(divided_along(tensor if parameter is None else parameter))
         if 0 not in tensor.device_mesh.mesh:  # of another replica, whose tensors are sharded among its own ranks
             return False
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
@@ -201,17 +205,17 @@ class TrainingState:
             placement.is_replicate() and position for placement, position in zip(tensor.placements, coordinate)
         )
 
-    def _given(self, tree: Tree) -> Tree:
-        return {name: value for name, value in tree.items() if self._writes(value)}
+    def _given(self, tree: Tree, parameter: Any = None) -> Tree:
+        return {name: value for name, value in tree.items() if self._writes(value, parameter)}
 
     def _optimizer_tree(self) -> Tree:
         if self.full_state:
             return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
-        tree = {names[id(parameter)]: state for parameter, state in inner.state.items() if not parameter.is_meta}
-        if inner is not self.optimizer:
-            return tree  # ZeRO: this rank's parameters
-        return {name: given for name, state in tree.items() if (given := self._given(state))}
+        states = [(parameter, state) for parameter, state in inner.state.items() if not parameter.is_meta]
+        if inner is self.optimizer:  # else ZeRO: this rank's parameters
+            states = [(parameter, given) for parameter, state in states if (given := self._given(state, parameter))]
+        return {names[id(parameter)]: state for parameter, state in states}
 
     def _inner(self) -> Any:
         """Returns the optimizer that has the state: ZeroRedundancyOptimizer has another one inside."""

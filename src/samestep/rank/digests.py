@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.job.walk import leaves_of
-from samestep.rank.shards import block_of, full_state_dict, is_divided, is_shard, place_of
+from samestep.rank.shards import block_of, divided_along, full_state_dict, is_shard, place_of
 from samestep.world import World
 
 BLOCK = 1 << 17  # elements at once: a digest needs 24 bytes for each, which fit into a core's cache
@@ -61,9 +61,7 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
 
     Buffers are left out: ranks keep their own (Layout.buffers), or get rank 0's before the next forward pass.
     """
-    if is_divided(model):
-        return {}
-    named = model.named_parameters()
+    named = ((name, p) for name, p in model.named_parameters() if not (p.is_meta or divided_along(p)))
     return {name: p.detach() for name, p in named if not is_shard(p) and not hasattr(p, "ds_id")}
 
 
@@ -76,15 +74,16 @@ def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Ten
     copied = {0: whole_parameters(model)}
     parameters: dict[str, Any] = dict(model.named_parameters())
     sizes = world.mesh.sizes if world.mesh else {}
-    of_stage = is_divided(model)
     for name, parameter in parameters.items() if sizes else ():
-        if parameter.is_meta or not (of_stage or is_shard(parameter)):
+        if parameter.is_meta or not (divided_along(parameter) or is_shard(parameter)):
             continue
         place, parts, coordinates = 0, 1, _coordinates(parameter, world)
         for axis, size in sizes.items():
             parts *= size if axis in coordinates else 1
             place = place * (size + 1) + (1 + coordinates[axis] if axis in coordinates else 0)
-        if of_stage or parts < world.size:  # of stages, too, several ranks may have one parameter, a tied one
+        if (
+            divided_along(parameter) or parts < world.size
+        ):  # of stages, too, several ranks may have one parameter, a tied one
             copied.setdefault(place, {})[f"{name} from {[*place_of(parameter)[1]]}"] = block_of(parameter)
     return copied
 
@@ -92,8 +91,9 @@ def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Ten
 def _coordinates(parameter: Any, world: World) -> dict[str, int]:
     """Returns the axes along which ranks have different parts of a parameter, or different ones -> this rank's place
     there."""
-    if not is_shard(parameter):
-        return {"stage": world.mesh.coordinates(world.rank)["stage"]} if world.mesh else {}
+    if axes := divided_along(parameter):
+        places = world.mesh.coordinates(world.rank) if world.mesh else {}
+        return {axis: place for axis, place in places.items() if axis in axes}
     mesh = parameter.device_mesh
     of_axes = zip(mesh.mesh_dim_names or (), parameter.placements, mesh.get_coordinate() or ())
     return {axis: place for axis, placement, place in of_axes if not placement.is_replicate()}

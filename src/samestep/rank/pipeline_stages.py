@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
+from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
     Absent,
     StageForward,
@@ -46,6 +47,8 @@ class DividedModel:
         every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._owners = {name: self._holders[names[id(tensor)]][0] for name, tensor in every}
         leave_absent(model, lambda tensor: place in self._holders[names[id(tensor)]])
+        for parameter in model.parameters():
+            divide_along(parameter, "stage")
 
     @property
     def copies(self) -> dict[str, list[int]]:
@@ -67,17 +70,7 @@ class DividedModel:
 
     def gather_state(self, group: dist.ProcessGroup) -> None:
         """Lets the model's state_dict(), which all ranks of the replica must call, have the tensors of all stages."""
-
-        def gather(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-            for name, tensor in state.items():
-                if isinstance(tensor, Tensor) and name in self._owners:
-                    whole = (
-                        torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor.detach().contiguous()
-                    )
-                    dist.broadcast(whole, group=group, group_src=self._owners[name])
-                    state[name] = whole
-
-        self.model.register_state_dict_post_hook(gather)
+        gather_absent(self.model, self._owners, group=group, device=self.device)
 
 
 class StageModule(nn.Module):

@@ -36,6 +36,6 @@ def is_close(expected: Any, given: Any, *, tolerance: float) -> bool:
         return False
     if not expected.is_floating_point():
         return bool((expected == given).all())
-    finite = expected[expected.isfinite()].double()
+    finite = expected.detach()[expected.isfinite()].double()
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(expected.double(), given.double(), rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -1,4 +1,4 @@
-"""What this rank keeps of a tensor: its shard, or all of it.
+"""What this rank keeps of a tensor: its shard, all of it, or nothing.
 
 torch.distributed.tensor is imported where there is a DTensor, and so is there already: its import takes as long as
 torch's own, and most trainings shard nothing.
@@ -6,8 +6,11 @@ torch's own, and most trainings shard nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from samestep.message import message
@@ -23,6 +26,17 @@ StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain val
 def is_shard(tensor: Any) -> bool:
     """Returns whether a tensor is sharded: a DTensor."""
     return hasattr(tensor, "_local_tensor")
+
+
+def divide_along(parameter: nn.Parameter, axis: str) -> None:
+    """Notes that ranks have different parameters along an axis of the mesh, of which this one has `parameter`."""
+    parameter.divided_along = axis  # type: ignore[attr-defined]
+
+
+def divided_along(tensor: Any) -> tuple[str, ...]:
+    """Returns the axis of the mesh along which ranks have other parameters instead of this one; else nothing."""
+    axis = getattr(tensor, "divided_along", "")
+    return (axis,) if axis else ()
 
 
 def is_divided(model: nn.Module) -> bool:
@@ -57,3 +71,19 @@ def sharded_like(block: Tensor, parameter: Any) -> Tensor:
 def full_state_dict(model: nn.Module) -> StateDict:
     """Returns a module's state dict, with FSDP's shards gathered on every rank."""
     return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
+
+
+def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.ProcessGroup, device: str) -> None:
+    """Lets the model's state_dict(), which all ranks of the group must call, have the tensors that other ranks have.
+
+    owners: the name of a tensor -> the place in the group of the rank that has it.
+    """
+
+    def gather(module: nn.Module, state: StateDict, prefix: str, metadata: Any) -> None:
+        for name, tensor in state.items():
+            if isinstance(tensor, Tensor) and name in owners:
+                whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().contiguous()
+                dist.broadcast(whole, group=group, group_src=owners[name])
+                state[name] = whole
+
+    model.register_state_dict_post_hook(gather)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,11 +67,11 @@ class World:
         """Whether this rank is the first of its replica's."""
         return self.part == 0
 
-    @property
-    def begins_stage(self) -> bool:
-        """Whether this rank is the first of those that have the same stage of a pipeline: of all, where there is
-        none."""
-        return self.rank % (self.size // (self.mesh.stage if self.mesh else 1)) == 0
+    def begins_copies(self, divided: Collection[str]) -> bool:
+        """Returns whether this rank is the first of those that have the same part of what some axes of the mesh
+        divide."""
+        places = self.mesh.coordinates(self.rank) if self.mesh else {"data": self.rank}
+        return not any(place for axis, place in places.items() if axis not in divided)
 
     @property
     def device(self) -> str:

@@ -8,8 +8,13 @@ from mutations.faults.tensor import REPLICAS
 PIPELINE, STAGES = "engines/pipeline.py", "rank/pipeline_stages.py"
 JOBS, MESH = ("deep",), "data=2,stage=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
-AVERAGE = "                average_gradients(model, replicas)\n"
-CLIP = "                if job.clip_norm is not None:\n                    clip(divided, job.clip_norm, stages)\n"
+AVERAGE = "                average_gradients(model.parameters(), replicas)\n"
+CLIP = (
+    "                if job.clip_norm is not None:\n"
+    "                    counted, device = divided.owned(), world.device\n"
+    "                    clip_divided_norm(model.parameters(), job.clip_norm, counted=counted, group=stages,"
+    " device=device)\n"
+)
 STEP = "                optimizer.step()\n"
 
 
@@ -49,23 +54,23 @@ FAULTS = (
     ),
     fault(
         "each stage clips by its own norm",
-        PIPELINE,
-        "    dist.all_reduce(squared, group=stages)\n",
+        REPLICAS,
+        "    dist.all_reduce(squared, group=group)\n",
         "",
         (*LOSS, "replicas"),
     ),
     fault(
         "a tied weight counted twice in the norm",
         PIPELINE,
-        "for parameter in divided.owned() if",
-        "for parameter in divided.model.parameters() if",
+        "counted, device = divided.owned(), world.device",
+        "counted, device = [p for p in model.parameters() if not p.is_meta], world.device",
         LOSS,
     ),
     fault(
         "the norm of the last stage left out",
-        PIPELINE,
-        "    dist.all_reduce(squared, group=stages)\n",
-        "    dist.broadcast(squared, group=stages, group_src=0)\n",
+        REPLICAS,
+        "    dist.all_reduce(squared, group=group)\n",
+        "    dist.broadcast(squared, group=group, group_src=0)\n",
         LOSS,
     ),
     fault("the replicas' gradients never averaged", PIPELINE, AVERAGE, "", GRADIENT),
@@ -127,9 +132,9 @@ FAULTS = (
     ),
     fault(
         "evaluated and saved with the first stage's weights alone",
-        STAGES,
-        "                    dist.broadcast(whole, group=group, group_src=self._owners[name])\n",
-        "                    if tensor.is_meta:\n                        whole.zero_()\n",
+        "rank/shards.py",
+        "                dist.broadcast(whole, group=group, group_src=owners[name])\n",
+        "                if tensor.is_meta:\n                    whole.zero_()\n",
         ("initial weights", "first gradient", "weights"),
     ),
     fault(

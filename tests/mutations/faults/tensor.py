@@ -7,7 +7,7 @@ from mutations.faults.fault import Fault
 TENSOR, SPLIT, REPLICAS = "engines/tensor.py", "rank/tensor_parallel.py", "rank/replica_gradients.py"
 JOBS, MESH = ("heads",), "data=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
-AVERAGE = '                average_gradients(model, ranks["data"].get_group())\n'
+AVERAGE = '                average_gradients(model.parameters(), ranks["data"].get_group())\n'
 COLUMNS = "        return ColwiseParallel()\n"
 ROWS = "    return RowwiseParallel()\n"
 UNREDUCED = (  # for COLUMNS
