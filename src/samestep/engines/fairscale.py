@@ -32,6 +32,7 @@ def train(job: Job, world: World, run: Run) -> State:
         recipe = job.optimizer
         groups = recipe.groups(module) if recipe.groups else module.parameters()
         optimizer = OSS(groups, optim=recipe.cls, **recipe.settings)
+        optimizer.defaults = optimizer.optim.defaults  # which OneCycleLR reads; else those that were given alone
         # Its broadcast of buffers would come before a step's last micro-batch, where DDP's comes before the first.
         model = ShardedDataParallel(module, optimizer, broadcast_buffers=False)
         scheduler = job.lr_scheduler(optimizer)

@@ -35,6 +35,7 @@ def train(job: Job, world: World, run: Run) -> State:
         recipe = job.optimizer
         parameters = recipe.groups(module) if recipe.groups else module.parameters()
         optimizer = ZeroRedundancyOptimizer(parameters, recipe.cls, **recipe.settings)
+        optimizer.defaults = optimizer.optim.defaults  # which OneCycleLR reads; else those that were given alone
         if job.phases:  # it warns of parameters that require a gradient by turns
             logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
         scheduler = job.lr_scheduler(optimizer)
