@@ -92,6 +92,10 @@ def cases() -> Iterator[Case]:
         for engine in SHARED:
             threads = ("--nproc", str(size), "--as", "threads", "--also", "none")
             yield Case(f"{engine} {size} threads", (job, "--engine", engine, *threads))
+    mixture = str(Path(__file__).resolve().parents[1] / "examples" / "moe.py")
+    for size in (2, 4):
+        threads = ("--nproc", str(size), "--as", "threads", "--also", "none")
+        yield Case(f"expert {size} threads", (mixture, "--engine", "expert", *threads))
     for engine in ("ddp", "pipeline"):
         threads = ("--nproc", "2", "--as", "threads", "--also", "none", "--set", "dropout=0.1")
         yield Case(f"{engine} 2 threads dropout", (job, "--engine", engine, *threads))
