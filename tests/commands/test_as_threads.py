@@ -13,12 +13,13 @@ from command import DIGITS, JOBS, TESTS, samestep
 from lane_marks import CHECK, FULL
 from messages import ids
 from samestep.commands.command_options import VerifyOptions
+from samestep.commands.compare import fork_servers_for
 from samestep.errors import UserError
 from samestep.launch import stacks
 from samestep.launch.command import shared_devices
 from samestep.message import plain_field
 from samestep.tasks.answer import ranks_by_default
-from samestep.world import World
+from samestep.world import World, nvidia
 
 HANGING = f"{TESTS}/launch/hanging.py:job"
 
@@ -57,6 +58,23 @@ def test_threads_share_the_gpus_in_turn(devices: list[str], ranks: int, shared: 
     environment = {"SAMESTEP_DEVICES": ",".join(shared), "WORLD_SIZE": str(ranks)}
     worlds = [World.from_env({**environment, "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
     assert [world.device for world in worlds] == shared
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "servers"),
+    [
+        ("cpu", 1, ("ranks", "reference")),
+        ("auto", 0, ("ranks", "reference")),
+        ("auto", 1, ()),
+        ("cuda", 1, ()),
+        ("cuda:0", 1, ()),
+    ],
+)
+def test_what_may_use_gpus_is_not_forked(
+    device: str, gpus: int, servers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "visible", lambda: gpus)
+    assert fork_servers_for(VerifyOptions(device=device).setup("digits")) == servers
 
 
 @pytest.mark.parametrize(

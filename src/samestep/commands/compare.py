@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from samestep.commands import other_machines
 from samestep.commands.command_options import ProofOptions
@@ -54,6 +55,7 @@ from samestep.records.results import CompareResults, EngineResult, OneProcess, P
 from samestep.report.figures.speed import Measured, measurement
 from samestep.report.language import with_english
 from samestep.version import __version__
+from samestep.world import nvidia
 
 VERDICT = "verdict.json"  # in the folder of a launch that is proven
 
@@ -72,8 +74,7 @@ def compare_engines(command: str, options: ProofOptions, job: str, typed: str = 
 
     setup = options.setup(job)
     refuse_under_launcher(command, os.environ, setup)
-    forks = setup.rounds == 0 or setup.launchers == (FORK,)
-    with Launches() as progress, fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
+    with Launches() as progress, fork_client.running(*fork_servers_for(setup)):
         inspected = inspect_setup(setup)
         if not is_first(inspected.machines):
             count = other_machines.join_launches(inspected, shared_folder(setup.out))
@@ -86,6 +87,13 @@ def compare_engines(command: str, options: ProofOptions, job: str, typed: str = 
     write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
     return results
+
+
+def fork_servers_for(setup: Setup) -> tuple[Literal["ranks", "reference"], ...]:
+    """Returns which fork servers a comparison needs: none where it may use GPUs, for what uses CUDA is not forked."""
+    if setup.device.startswith("cuda") or (setup.device == "auto" and nvidia.visible()):
+        return ()
+    return ("ranks", "reference") if setup.rounds == 0 or setup.launchers == (FORK,) else ("reference",)
 
 
 def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -> CompareResults:

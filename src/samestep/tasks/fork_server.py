@@ -72,6 +72,7 @@ def threads() -> int:
 
 
 def _preload(of: str) -> None:
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # who has asked CUDA itself cannot fork a user of it
     with without_collections():
         of_tests = OF_TESTS if of == "tests" else ()
         of_ranks = [
