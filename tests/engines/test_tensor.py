@@ -4,15 +4,19 @@ no rows; checkpoints from one mesh to another."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch.optim import AdamW
 
 from command import TESTS
+from mutations.jobs import heads
 from ranks import Ranks, engine_facts, prove
+from samestep import Job, Recipe
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, RunTask
@@ -47,6 +51,18 @@ def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_r
         verdict = prove(reference_rank, ranks, HEADS, "tensor", complete=complete, mesh=mesh)
     assert verdict.verdict == "same", verdict
     assert facts.layout.replicas == facts.mesh.replicas
+
+
+def foreach() -> Job:
+    return replace(heads(), optimizer=Recipe(AdamW, {"lr": 1e-3, "foreach": True}))
+
+
+@pytest.mark.check
+def test_an_optimizer_with_kernels_for_lists_of_tensors(reference_rank: Ranks) -> None:
+    """It is torch's default on GPUs; the kernels take no list of parts and of whole parameters."""
+    with Ranks(2, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, f"{__file__}:foreach", "tensor", mesh="tensor=2")
+    assert verdict.verdict == "same", verdict
 
 
 @pytest.mark.check

@@ -31,7 +31,7 @@ from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
-from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers
+from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
 from samestep.training import Run
 from samestep.world import World
 
@@ -107,6 +107,8 @@ def train(
                 fully_shard(unit, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
+        if world.mesh and world.mesh.tensor > 1:
+            step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():

@@ -18,7 +18,7 @@ from samestep.job import Job
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
-from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers
+from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
 from samestep.training import Run
 from samestep.world import World
 
@@ -35,6 +35,7 @@ def train(job: Job, world: World, run: Run) -> State:
         if ranks["tensor"].size() > 1:
             split_layers(model, job, ranks["tensor"])
         optimizer = job.optimizer.build(model)  # after splitting: of the parts
+        step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 
 from samestep.job import Job
 from samestep.message import Message
@@ -31,6 +32,13 @@ def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     plan = division_of(job, ranks.size(), str(next(model.parameters()).device)).plan
     parallelize_module(model, ranks, {name: style_of(style, model.get_submodule(name)) for name, style in plan.items()})
+
+
+def step_one_by_one(optimizer: Optimizer) -> None:
+    """Lets an optimizer update each parameter by itself, as it does on a CPU. torch's kernels for lists of tensors,
+    which it takes on GPUs, take no list of parts and of whole parameters."""
+    for group in optimizer.param_groups:
+        group.update({switch: False for switch in ("foreach", "fused") if switch in group})
 
 
 def style_of(style: str, layer: nn.Module) -> ParallelStyle:
