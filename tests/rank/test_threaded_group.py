@@ -25,7 +25,19 @@ from samestep.rank.threaded_group import Turns, threaded_group
 from samestep.report.language import catalogue
 from samestep.world import World
 
-THREADABLE = {"single", "split", "dataparallel", "ddp", "fsdp", "zero", "amp", "tensor", "pipeline", "context"}
+THREADABLE = {
+    "single",
+    "split",
+    "dataparallel",
+    "ddp",
+    "fsdp",
+    "zero",
+    "amp",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+}
 
 
 def test_torch_has_the_group_that_the_ranks_use() -> None:

@@ -141,7 +141,7 @@ class Received(Work):
                 if tensor.numel() != value.numel() or tensor.dtype != value.dtype:
                     shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
                     raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
-                tensor.detach().copy_(value.view(tensor.shape))
+                tensor.detach().copy_(value.reshape(tensor.shape))
             self._turns.wait_for_gpus()  # else the memory of `value` could be used again while it is copied
             self._is_over = True
         return True
