@@ -164,6 +164,11 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"ema": "0.9"}, "between 0 and 1"),
     ({"last": True}, "'keep' or 'drop'"),
     ({"save": "best"}, "'all' or 'trainable'"),
+    ({"parallel": ["blocks.0"]}, 'parallel={"blocks.*.up"'),
+    ({"parallel": "colwise"}, "parallel is 'colwise'"),
+    ({"parallel": {"0": 3}}, "the styles are colwise"),
+    ({"parallel": {3: "colwise"}}, "the key 3"),
+    ({"parallel": {"0": "colwize"}}, "did you mean 'colwise'"),
 ]
 
 
@@ -223,6 +228,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "a number of numpy": {"clip_norm": np.float32(0.5)},
     "an optimizer of one's own": {"optimizer": Recipe(type("Mine", (torch.optim.SGD,), {}), {"lr": 0.1})},
+    "no layers to split": {"parallel": {}},
     "a scheduler's class": {"scheduler": LRSchedule(torch.optim.lr_scheduler.LinearLR)},
 }
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from mutations.jobs import deep, heads
 from samestep import Job, Recipe
 from samestep.errors import UserError
+from samestep.rank.stage_forward import StageForward, StageOutput, sizes_at
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 
 
@@ -50,11 +52,27 @@ class Conditioned(nn.Module):
         return x
 
 
-def plain(model: Any, x: Tensor) -> Tensor:
+Call = Callable[[nn.Module, Tensor], Tensor]
+
+
+def plain(model: Any, x: Tensor, call: Call = lambda block, x: block(x)) -> Tensor:
     x = model.first(x)
     for block in model.blocks:
-        x = block(x).relu()
+        x = call(block, x).relu()
     return model.last(x)  # type: ignore[no-any-return]
+
+
+def reentrant(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def repeatable(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def dropped(block: nn.Module, x: Tensor) -> Tensor:
+    """As layerdrop does."""
+    return block(x) if torch.rand(()) > 0.5 else x
 
 
 def skipping(model: Any, x: Tensor) -> Tensor:
@@ -108,6 +126,12 @@ def nested() -> nn.Module:
     return nn.Sequential(sequence(2), nn.Sequential(nn.BatchNorm1d(8), sequence(2)))
 
 
+def normed() -> nn.Module:
+    """A model that cannot be copied, whose layers compute their weights before they are called."""
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.utils.weight_norm(nn.Linear(8, 8)) for _ in range(4)))
+
+
 @pytest.mark.parametrize(
     ("model", "stages", "begins"),
     [
@@ -118,6 +142,8 @@ def nested() -> nn.Module:
         (lambda: Blocks(plain), 2, ["blocks.2"]),
         (lambda: Blocks(plain), 4, ["blocks.1", "blocks.2", "blocks.3"]),
         (lambda: Blocks(changing), 2, ["blocks.2"]),
+        (lambda: Blocks(lambda model, x: plain(model, x, repeatable)), 2, ["blocks.2"]),
+        (normed, 2, ["2"]),
         (Conditioned, 3, ["blocks.1", "blocks.2"]),
     ],
 )
@@ -164,6 +190,9 @@ def test_modules_that_are_named_begin_stages() -> None:
         (repeated, {"blocks.0": "stage"}, 2, "stage_begins_at_a_module_called_often"),
         (plain, {"layers.1": "stage"}, 2, "parallel_names_no_module"),
         (plain, {"blocks.*": "stage"}, 2, "parallel_begins_other_stages"),
+        (lambda model, x: plain(model, x, reentrant), None, 2, "reentrant_checkpoint_is_not_cut"),
+        (lambda model, x: plain(model, x, dropped), None, 2, "more_stages_than_blocks"),
+        (lambda model, x: plain(model, x, dropped), {"blocks.2": "stage"}, 2, "stage_begins_at_a_module_called_often"),
         (skipping, None, 2, "stage_does_not_run_alone"),
         (deciding, None, 2, "stage_does_not_run_alone"),
     ],
@@ -174,6 +203,40 @@ def test_what_cannot_be_cut_is_refused(
     with pytest.raises(UserError) as raised:
         stage_plan(job(lambda: Blocks(go), parallel), stages)
     assert raised.value.message.id == said
+
+
+@pytest.mark.parametrize(
+    ("stage", "leaving", "said", "module"),
+    [
+        (0, "blocks.2", "stage_module_is_not_called", "blocks.2"),
+        (1, "blocks.2", "stage_module_is_not_called", "blocks.2"),
+        (1, "values", "stage_does_not_run_alone", "blocks.2"),
+        (0, "", "", ""),
+    ],
+)
+def test_a_choice_that_the_trial_did_not_meet_names_the_stage_and_the_module(
+    stage: int, leaving: str, said: str, module: str
+) -> None:
+    def go(model: Any, x: Tensor) -> Tensor:
+        x = model.first(x)
+        for number, block in enumerate(model.blocks):
+            if f"blocks.{number}" != leaving and (leaving != "values" or bool(x.sum() < 1e9)):
+                x = block(x)
+        return model.last(x)  # type: ignore[no-any-return]
+
+    model, x = Blocks(go), torch.randn(2, 8)
+    names = (None, "blocks.2") if stage == 0 else ("blocks.2", None)
+    forward = StageForward(model, stage, *names, device="cpu")
+    for name, block in model.named_children():  # of the other stage
+        if stage and name == "first":
+            block.to("meta")
+    with pytest.raises(UserError if said else StageOutput) as raised:  # type: ignore[call-overload]
+        forward.run(lambda: model(x), lambda absent: {n: torch.randn(t.shape) for n, t in absent.items()})
+    if said:
+        assert raised.value.message.id == said and raised.value.message.fields["module"] == module
+        with pytest.raises(UserError) as raised:
+            sizes_at(lambda: model(x), model, {"blocks.2": (0,)}, "cpu")
+        assert raised.value.message.id == said
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,53 @@ def zero(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
+class Reading(nn.Module):
+    """Two pairs of layers. also: (the model, its input) -> what is added to the output."""
+
+    def __init__(
+        self,
+        also: Callable[[Any, Tensor], Tensor | float] = lambda model, x: 0.0,
+        first: Callable[[nn.Linear], nn.Module] = lambda layer: layer,
+    ) -> None:
+        super().__init__()
+        self.first, self.second = first(nn.Linear(8, 12)), nn.Linear(12, 8)
+        self.norm, self.third, self.fourth, self.also = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 4), also
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.second(F.relu(self.first(x), inplace=True)))
+        return self.fourth(torch.relu(self.third(x))) + self.also(self, x)  # type: ignore[no-any-return]
+
+
+class OwnForward(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class Embedded(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(6, 8, **options), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.embedding((x > 0).long()).mean(1))  # type: ignore[no-any-return]
+
+
+def with_hook(layer: nn.Linear) -> nn.Module:
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def with_gradient_hook(layer: nn.Linear) -> nn.Module:
+    layer.weight.register_hook(lambda gradient: gradient * 2)
+    return layer
+
+
+def with_few_rows(model: Any, x: Tensor) -> float:
+    if len(x) < 3:
+        raise ValueError("three rows or more")
+    return 0.0
+
+
 def job(model: Callable[[], nn.Module], parallel: Mapping[str, str] | None = None) -> Job:
     inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     return Job(
@@ -196,6 +243,7 @@ def test_layers_around_a_dropout_stay_whole_and_this_is_said() -> None:
         "total": 179,
         "random": ["2"],
         "whole": ["0"],
+        "unfit": None,
     }
 
 
@@ -205,7 +253,6 @@ def test_layers_around_a_dropout_stay_whole_and_this_is_said() -> None:
         (sequence(nn.GELU()), None, 5, "layer_does_not_divide"),
         (sequence(nn.LayerNorm(12)), None, 5, "no_layer_can_be_split"),
         (lambda: nn.Sequential(nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 8, 1)), None, 2, "no_layer_can_be_split"),
-        (sequence(nn.GELU()), {"0": "columns"}, 2, "parallel_has_no_such_style"),
         (sequence(nn.GELU()), {"first": "colwise"}, 2, "parallel_names_no_layer"),
         (sequence(nn.GELU()), PAIR, 5, "layer_does_not_divide"),
         (sequence(nn.GELU()), {"0": "colwise"}, 2, "parts_of_split_layers_do_not_add_up"),
@@ -227,8 +274,7 @@ def test_what_cannot_be_split_is_refused(
     ("parallel", "ranks", "said"),
     [
         (None, 3, "layer_splits_over_other_ranks"),  # 4 heads
-        ({"embedding": "rowwise"}, 11, "tied_layer_is_not_split"),
-        ({"embedding": "rowwise"}, 2, "layer_does_not_divide"),  # 11 tokens
+        ({"embedding": "rowwise"}, 11, "layer_is_not_split"),
         ({"embedding": "colwise"}, 11, "embedding_is_split_rowwise"),
         ({"blocks.*.query": "colwise", "blocks.*.project": "rowwise"}, 2, "parts_of_split_layers_do_not_add_up"),
     ],
@@ -237,6 +283,119 @@ def test_heads_and_vocabulary_must_divide(parallel: Mapping[str, str] | None, ra
     with pytest.raises(UserError) as raised:
         division_of(replace(heads(), parallel=parallel), ranks)
     assert raised.value.message.id == said
+
+
+WHOLE_BY: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: Reading(lambda model, x: F.linear(x, model.first.weight)[:, :4]), "weight_is_read_outside_of_its_layer"),
+    (lambda: Reading(lambda model, x: model.first.weight.shape[0]), "weight_is_read_outside_of_its_layer"),
+    (
+        lambda: Reading(lambda model, x: 1e-6 * model.first.bias.square().sum()),
+        "weight_is_read_outside_of_its_layer",
+    ),
+    (lambda: Reading(lambda model, x: model.first(input=x)[:, :4]), "layer_is_called_by_keyword"),
+    (lambda: Reading(first=nn.utils.parametrizations.weight_norm), "weight_is_computed_in_forward"),
+    (lambda: Reading(first=nn.utils.parametrizations.spectral_norm), "weight_is_computed_in_forward"),
+    (lambda: Reading(first=nn.utils.spectral_norm), "weight_is_computed_in_forward"),
+    (lambda: Reading(first=lambda layer: OwnForward(8, 12)), "weight_is_computed_in_forward"),
+    (lambda: Reading(first=with_hook), "layer_has_hooks"),
+    (lambda: Reading(first=with_gradient_hook), "layer_has_hooks"),
+]
+
+
+@pytest.mark.parametrize(("model", "why"), WHOLE_BY)
+def test_a_layer_that_torch_does_not_split_stays_whole_and_is_refused_where_it_is_asked_for(
+    model: Callable[[], nn.Module], why: str
+) -> None:
+    division = division_of(job(model), 2)
+    assert division.plan == {"third": "colwise", "fourth": "rowwise"}
+    assert division.unfit["first"].id == why
+    assert [said.fields["why"].id for said in division.said(model(), 2).fields["unfit"]] == [why]
+    with pytest.raises(UserError) as raised:
+        division_of(job(model, {"first": "colwise_gather"}), 2)
+    assert raised.value.message.id == "layer_is_not_split"
+    assert raised.value.message.fields["why"].id == why
+
+
+@pytest.mark.parametrize(
+    "also",
+    [lambda model, x: 0.0, lambda model, x: x.to(model.first.weight.dtype)[:, :4], lambda model, x: x.detach()[:, :4]],
+)
+def test_what_a_part_and_the_whole_have_alike_may_be_read(also: Callable[[Any, Tensor], Tensor]) -> None:
+    division = division_of(job(lambda: Reading(also)), 2)
+    pairs = {"first": "colwise", "second": "rowwise", "third": "colwise", "fourth": "rowwise"}
+    assert division.plan == pairs and not division.unfit
+    assert division.changed == {"first"}  # by a relu in place, of which torch is given a copy
+
+
+def test_a_loss_that_reads_all_weights_leaves_nothing_to_split() -> None:
+    penalised = Reading(lambda model, x: 1e-6 * sum(p.square().sum() for p in model.parameters()))
+    with pytest.raises(UserError) as raised:
+        division_of(job(lambda: penalised), 2)
+    assert raised.value.message.id == "no_layer_can_be_split"
+    assert raised.value.message.fields["unfit"].fields["why"].id == "weight_is_read_outside_of_its_layer"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, ""),
+        ({"padding_idx": 1}, ""),
+        ({"scale_grad_by_freq": True}, ""),
+        ({"max_norm": 1.0}, "embedding_has_max_norm"),
+    ],
+)
+def test_an_embedding_is_split_unless_it_changes_its_weight(options: Mapping[str, Any], why: str) -> None:
+    asked = job(lambda: Embedded(**options), {"embedding": "rowwise"})
+    if not why:
+        with pytest.raises(UserError) as raised:
+            division_of(asked, 4)  # 6 tokens
+        assert raised.value.message.id == "layer_does_not_divide"
+        assert division_of(asked, 2).plan == {"embedding": "rowwise"}
+        return
+    with pytest.raises(UserError) as raised:
+        division_of(asked, 2)
+    assert raised.value.message.fields["why"].id == why
+
+
+@pytest.mark.parametrize("parallel", [{}, {"first": "stage"}], ids=str)
+def test_what_names_no_layer_to_split_is_as_nothing(parallel: Mapping[str, str]) -> None:
+    assert division_of(job(Reading, parallel), 2).plan == division_of(job(Reading), 2).plan
+    both = {**parallel, "third": "colwise_gather"}
+    assert division_of(job(Reading, both), 2).plan == {"third": "colwise_gather"}
+
+
+def test_a_layer_that_is_the_whole_model_has_a_name() -> None:
+    division = division_of(job(lambda: nn.Linear(8, 4)), 2)
+    assert division.plan == {"": "colwise_gather"}
+    assert division.said(nn.Linear(8, 4), 2).fields["plan"] == "Linear colwise_gather"
+
+
+def test_a_layer_that_is_called_often_is_split_where_it_is_asked_for() -> None:
+    asked = {"first": "colwise_gather"}
+    assert division_of(job(Twice, asked), 2).plan == asked
+
+
+def test_a_job_that_refuses_few_rows_is_tried_on_those_of_a_batch() -> None:
+    assert set(division_of(job(lambda: Reading(with_few_rows)), 2).plan) == {"first", "second", "third", "fourth"}
+
+
+def test_what_the_job_raises_is_told_as_its_own() -> None:
+    def failing(model: Any, x: Tensor) -> Tensor:
+        raise KeyError("no such column")
+
+    with pytest.raises(UserError) as raised:
+        division_of(job(lambda: Reading(failing)), 2)
+    said = raised.value.message
+    assert said.id == "function_of_the_job_raised" and said.fields["error"] == "KeyError: 'no such column'"
+
+
+def test_a_model_that_does_not_take_random_weights_has_its_own() -> None:
+    def of_new_layers(model: Any, x: Tensor) -> float:
+        if model.fourth.weight.detach().abs().max() > 0.4:
+            raise ValueError("the weights are too large")
+        return 0.0
+
+    assert division_of(job(lambda: Reading(of_new_layers)), 2).plan == {"first": "colwise", "second": "rowwise"}
 
 
 def test_single_layers_are_gathered_where_they_are_asked_for() -> None:

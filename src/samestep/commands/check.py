@@ -19,6 +19,7 @@ from samestep.commands.failed_check import with_lines
 from samestep.commands.fix import try_patches
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
+from samestep.commands.setup import check_rank_number
 from samestep.commands.user_sources import read_sources
 from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
@@ -55,9 +56,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(CHECK_LAUNCHERS)}")
     if not command:
         _say_misplaced(arguments)
-    cores = os.cpu_count() or 1
-    if options.nproc > 64 * cores:
-        raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+    check_rank_number("--nproc", options.nproc)
     _refuse_ranks()
     if options.out and (options.out / PLAN).exists():
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")

@@ -173,6 +173,10 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
         absent = as_said(missing) if missing else None
     if absent:
         return Verdict("unavailable", reason=absent)
+    mesh, is_baseline = inspected.setup.mesh, inspected.setup.rounds and facts.name == engine.BASELINE
+    if mesh and mesh.sizes and facts.process_kind == "one" and not is_baseline:
+        axis = next(iter(mesh.sizes))
+        return Verdict("refused", reason=message("engine_does_not_take_axis", engine=facts.name, axis=axis, axes=[]))
     if refusal(facts, inspected.job) is None:
         return None
     available = [

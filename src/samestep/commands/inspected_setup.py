@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from samestep.commands.ask_worker import ask
 from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
-from samestep.commands.setup import Setup, second_size_refused
+from samestep.commands.setup import Setup, check_rank_number, second_size_refused
 from samestep.errors import UserError, say
 from samestep.launch import Machines, rendezvous_address
 from samestep.launch.outer_launcher import LaunchedRank
@@ -56,8 +56,9 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
     if setup.mesh and rank:
         setup.mesh.check_ranks(rank.size)
     elif setup.mesh:
-        nproc = nproc or max(1, setup.mesh.size // machines.nnodes)
-        setup.mesh.check_ranks(nproc, machines.nnodes)
+        setup.mesh.check_ranks(nproc or max(1, setup.mesh.size // machines.nnodes), machines.nnodes)
+        nproc = setup.mesh.size // machines.nnodes
+        check_rank_number("--mesh", nproc, as_threads=setup.as_threads)
     question = Question(
         job=setup.job,
         settings=setup.settings,

@@ -194,6 +194,8 @@ def prepare(
     possible = launch.launchers_for(row.facts.process_kind)
     if isinstance(training, RunTask) and training.spot_check:
         check_can_spot_check(row.facts, inspected.job)
+    if isinstance(training, RunTask) and training.on_nan == "skip":
+        check_can_skip(row.facts, inspected.job)
     if rank and rank.launcher not in possible:
         raise UserError(
             f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
@@ -233,6 +235,16 @@ def check_can_spot_check(engine: EngineFacts, job: JobFacts) -> None:
         raise Refused(message("engine_cannot_spot_check", why=engine.no_spot_checks))
     if job.needs_closure:
         raise Refused(message("optimizer_cannot_spot_check", optimizer=job.optimizer))
+
+
+def check_can_skip(engine: EngineFacts, job: JobFacts) -> None:
+    """Raises Refused for an engine, and for a job, that cannot leave a step out."""
+    if engine.cannot_skip:
+        raise Refused(message("engine_cannot_skip_steps", why=engine.cannot_skip))
+    if job.needs_closure:
+        raise Refused(message("optimizer_cannot_skip_steps", optimizer=job.optimizer))
+    if job.carry_state:
+        raise Refused(message("carried_state_cannot_skip_steps"))
 
 
 def check_fewer_machines(inspected: InspectedSetup) -> None:

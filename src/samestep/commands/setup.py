@@ -14,6 +14,7 @@ from samestep.message import Message, message
 from samestep.world.mesh import Mesh
 
 MOST_RANKS_AS_THREADS = 64  # each more takes the others' time, of which the interpreter has one
+MOST_RANKS_PER_CORE = 64
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 
 
@@ -72,14 +73,8 @@ class Setup:
         cores = os.cpu_count() or 1
         resumed, also = self.resume.nproc if self.resume else None, self.also or None  # 0: none is asked for
         for flag, nproc in (("--nproc", self.nproc), ("--resume-nproc", resumed), ("--also", also)):
-            if nproc is not None and nproc < 1:
-                raise UserError(message("rank_number_too_small", flag=flag, ranks=nproc))
-            if nproc is not None and nproc > 64 * cores:
-                raise UserError(message("rank_number_too_large", flag=flag, ranks=nproc, cores=cores))
-            if nproc is not None and self.as_threads and nproc > MOST_RANKS_AS_THREADS:
-                raise UserError(
-                    message("too_many_ranks_as_threads", flag=flag, ranks=nproc, most=MOST_RANKS_AS_THREADS)
-                )
+            if nproc is not None:
+                check_rank_number(flag, nproc, as_threads=self.as_threads)
         threads = self.machines.threads
         if threads is not None and not 1 <= threads <= 64 * cores:
             raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")
@@ -99,6 +94,17 @@ class Setup:
         ):
             if seconds is not None and not seconds < FOREVER_S:
                 raise UserError(f"--{option} {seconds:g}: give at most {FOREVER_S:.0f} seconds")
+
+
+def check_rank_number(flag: str, ranks: int, *, as_threads: bool = False) -> None:
+    """Raises UserError for other numbers of ranks than one machine can start. flag: the option that gives it."""
+    cores = os.cpu_count() or 1
+    if ranks < 1:
+        raise UserError(message("rank_number_too_small", flag=flag, ranks=ranks))
+    if ranks > MOST_RANKS_PER_CORE * cores:
+        raise UserError(message("rank_number_too_large", flag=flag, ranks=ranks, cores=cores))
+    if as_threads and ranks > MOST_RANKS_AS_THREADS:
+        raise UserError(message("too_many_ranks_as_threads", flag=flag, ranks=ranks, most=MOST_RANKS_AS_THREADS))
 
 
 def second_size_refused(also: int | str, hint: str) -> UserError:

@@ -18,7 +18,13 @@ from samestep.job import Job
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
-from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
+from samestep.rank.tensor_parallel import (
+    clip_whole_norm,
+    explain_split,
+    how_divided,
+    split_layers,
+    step_one_by_one,
+)
 from samestep.training import Run
 from samestep.world import World
 
@@ -58,6 +64,6 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
-    checks=Checks(divides=how_divided),
+    checks=Checks(divides=how_divided, explain=explain_split),
     axes=("tensor", "data"),
 )

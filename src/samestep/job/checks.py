@@ -59,6 +59,7 @@ def check_job(job: JobFields) -> None:
         raise UserError(f"save is '{job.save}'; it must be 'all' or 'trainable'")
     if job.ema is not None and not (isinstance(job.ema, Real) and 0 < job.ema < 1):
         raise UserError(f"ema is {shown(job.ema)}; it is a decay between 0 and 1, such as 0.999")
+    check_parallel(job.parallel)
     _check_scheduler(job)
     _check_order(job)
 
@@ -210,6 +211,25 @@ def check_metrics(metrics: Any) -> None:
             f"{'a metric' if named else 'metrics'} is {shown(wrong)}; give functions with names, as in "
             "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
         )
+
+
+PARALLEL_STYLES = ("colwise", "rowwise", "colwise_gather", "stage")
+
+
+def check_parallel(parallel: Any) -> None:
+    """Raises UserError where `parallel` does not map names of layers to styles."""
+    if parallel is None:
+        return
+    write = 'write parallel={"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "blocks.2": "stage"}'
+    if not isinstance(parallel, Mapping):
+        raise UserError(f"parallel is {shown(parallel)}; it maps the names of layers to how ranks divide them: {write}")
+    for layer, style in parallel.items():
+        if not isinstance(layer, str):
+            raise UserError(f"parallel has the key {shown(layer)}; a key is the name of a layer: {write}")
+        if style not in PARALLEL_STYLES:
+            words = [*PARALLEL_STYLES]
+            hint = nearest(style, words) if isinstance(style, str) else f"the styles are {', '.join(words)}"
+            raise UserError(f"parallel has {shown(style)} for the layer '{layer}'; {hint}")
 
 
 def check_carried(default_forward: bool, in_lanes: bool, last: str, closure: bool) -> None:

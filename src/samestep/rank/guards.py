@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.schedule import Schedule
 from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
-from samestep.job import Job, MicroBatch
+from samestep.job import MicroBatch
 from samestep.message import Message, message
 from samestep.rank.digests import bits_digest, copied_parameters, digests, places
 from samestep.rank.meter import Meter
@@ -186,19 +186,6 @@ class SkipsNaN:
 
 
 OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
-
-
-def check_can_skip(job: Job, cannot_skip: str | Message) -> None:
-    """Raises Refused for a job, and for an engine, that cannot leave a step out.
-
-    cannot_skip: why the engine cannot, as it declares; '': it can.
-    """
-    if cannot_skip:
-        raise Refused(message("engine_cannot_skip_steps", why=cannot_skip))
-    if job.optimizer.needs_closure:
-        raise Refused(message("optimizer_cannot_skip_steps", optimizer=job.optimizer.cls.__name__))
-    if job.carry_state:
-        raise Refused(message("carried_state_cannot_skip_steps"))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from samestep.rank.stage_forward import (
     absent_tensors,
     leave_absent,
     sizes_at,
+    tensors_in,
     without,
 )
 from samestep.rank.stage_plan import StagePlan, tensors_of
@@ -83,15 +84,17 @@ class StageModule(nn.Module):
     def __init__(self, divided: DividedModel, stage: int, mean_loss: MeanLoss) -> None:
         super().__init__()
         self.parameters_of_stage = nn.ParameterList(divided.parameters_of(stage))
-        plan, find = divided.plan, divided.model.get_submodule
+        plan = divided.plan
         self.stage, self.draws, self.device = stage, plan.draws, divided.device
         self.receives = plan.cuts[stage - 1] if stage else None
         self.sends = plan.cuts[stage] if stage < len(plan.cuts) else None
         self._part = StageForward(
-            find(self.receives.module) if self.receives else None,
-            find(self.sends.module) if self.sends else None,
-            self.device,
-            self.receives.leaves if self.receives else None,
+            divided.model,
+            stage,
+            self.receives.module if self.receives else None,
+            self.sends.module if self.sends else None,
+            device=self.device,
+            received=self.receives.leaves if self.receives else None,
         )
         self._mean_loss = partial(mean_loss, divided.model)
         self._of_other_stages = divided.absent_in(stage)
@@ -114,7 +117,8 @@ class StageModule(nn.Module):
                 loss: Tensor = self._part.run(partial(self._mean_loss, batch), receive)
         except StageOutput as output:
             assert self.sends
-            return self._sent([output.leaves[leaf] for leaf in self.sends.leaves], generator)
+            sent = tensors_in(output.leaves, self.sends.leaves, self.sends.module)
+            return self._sent([*sent.values()], generator)
         self.losses[int(number)] = loss.detach()
         return loss * batch.micro_batch.share
 
@@ -159,7 +163,10 @@ class Pipeline:
         last = len(self.divided.rank_of) - 1
         first_input = (numbers,) if 0 in self._modules else ()
         target = numbers if last in self._modules else None
-        self._schedule.step(*first_input, target=target, return_outputs=False, number=numbers)
+        try:
+            self._schedule.step(*first_input, target=target, return_outputs=False, number=numbers)
+        except RuntimeError as error:  # torch's, which says no more than in which stage
+            raise error.__cause__ or error from None
         losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
         if last in self._modules:
             for number, loss in self._modules[last].losses.items():
@@ -176,10 +183,9 @@ class Pipeline:
             if shapes in self._known:
                 continue
             self._known.add(shapes)
-            begins = [model.get_submodule(cut.module) for cut in cuts]
-            called_with = sizes_at(partial(self._output, model, batch), model, begins, self.device)
-            found = [[leaves[leaf] for leaf in cut.leaves] for cut, leaves in zip(cuts, called_with)]
-            sizes = [[(shape.numel(), dtype) for shape, dtype in filter(None, leaves)] for leaves in found]
+            leaves = {cut.module: cut.leaves for cut in cuts}
+            found = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+            sizes = [[(shape.numel(), dtype) for shape, dtype in tensors] for tensors in found]
             self._sizes = [[max(pair) for pair in zip(*cut)] for cut in zip(self._sizes, sizes)] or sizes
         return self._sizes != before
 

@@ -8,14 +8,20 @@ before has sent in the place of what is absent. Where the next stage begins, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from samestep.errors import Refused
+from samestep.message import message
+from samestep.rank.job_errors import error_line
 
 META = torch.device("meta")
 DEVICE_OF: Any = Tensor.device.__get__
@@ -30,12 +36,12 @@ class AbsentTensors(TorchFunctionMode):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self.device, self._begun = torch.device(device), False
+        self.device, self.begun = torch.device(device), False
         self._received: dict[int, tuple[Tensor, Tensor]] = {}  # the id of an absent tensor -> it, what was received
 
     def begin_stage(self, received: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Ends what is absent. received: (an absent tensor, the one that was received for it)."""
-        self._begun = True
+        self.begun = True
         self._received = {id(absent): (absent, tensor) for absent, tensor in received}
 
     def present(self, leaf: Any) -> Any:
@@ -49,7 +55,7 @@ class AbsentTensors(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == DEVICE_OF:
             return self.device
-        instead = self.present if self._begun else _absent
+        instead = self.present if self.begun else _absent
         args, kwargs = tree_unflatten([instead(leaf) for leaf in leaves], structure)
         return func(*args, **kwargs)
 
@@ -71,67 +77,134 @@ class StageOutput(BaseException):
 class StageForward:
     """The forward pass of one stage.
 
-    begins, ends: the modules with which this stage and the next one begin; None: there is no stage before, or after.
-    received: which of the leaves that `begins` is called with come from the stage before; None: all that are absent,
-    which are noted here.
+    number: the stage's. begins, ends: the names of the modules with which this stage and the next one begin; None:
+    there is no stage before, or after. received: which of the leaves that `begins` is called with come from the stage
+    before; None: all that are absent, which are noted here.
     """
 
     def __init__(
-        self, begins: nn.Module | None, ends: nn.Module | None, device: str, received: Sequence[int] | None = None
+        self,
+        model: nn.Module,
+        number: int,
+        begins: str | None,
+        ends: str | None,
+        *,
+        device: str,
+        received: Sequence[int] | None = None,
     ) -> None:
-        self.begins, self.ends, self.device, self.received = begins, ends, device, received
+        self.model, self.number, self.begins, self.ends = model, number, begins, ends
+        self.device, self.received = device, received
 
     def run(self, forward: Callable[[], Any], receive: Callable[[dict[int, Tensor]], dict[int, Tensor]]) -> Any:
         """Calls `forward`, which calls the model. Returns what it returns; raises StageOutput where the stage ends.
 
-        receive(absent): returns the received tensors, for leaves that have these shapes; by the leaves' numbers.
+        receive(absent): returns the received tensors, for leaves that have these shapes; by the leaves' numbers. Raises
+        Refused where this pass calls other modules than the one in which the stages were tried, or needs values that
+        are absent.
         """
-        absent = AbsentTensors(self.device)
+        absent, unchecked = AbsentTensors(self.device), ExitStack()
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if absent.begun:
+                raise Refused(message("stage_begins_at_a_module_called_often", module=self.begins, calls=2))
             leaves, structure = tree_flatten((args, kwargs))
             if self.received is None:
                 self.received = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
-            received = receive({number: leaves[number] for number in self.received})
+            received = receive(tensors_in(leaves, self.received, self.begins))
             absent.begin_stage([(leaves[number], tensor) for number, tensor in received.items()])
+            # An activation checkpoint around this module would repeat it with absent tensors: what it saves stays.
+            unchecked.enter_context(saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
             return tree_unflatten([received.get(number, leaf) for number, leaf in enumerate(leaves)], structure)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            unchecked.close()
 
         def end(module: nn.Module, args: Any, kwargs: Any) -> None:
             raise StageOutput([absent.present(leaf) for leaf in tree_flatten((args, kwargs))[0]])
 
         with ExitStack() as stack:
             if self.begins is not None:
-                stack.callback(self.begins.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                first = self.model.get_submodule(self.begins)
+                stack.callback(first.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
+                stack.callback(first.register_forward_hook(leave).remove)
+                stack.enter_context(unchecked)
                 stack.enter_context(absent)
             if self.ends is not None:
-                stack.callback(self.ends.register_forward_pre_hook(end, with_kwargs=True).remove)
-            return forward()
+                after = self.model.get_submodule(self.ends)
+                stack.callback(after.register_forward_pre_hook(end, prepend=True, with_kwargs=True).remove)
+            try:
+                returned = forward()
+            except (RuntimeError, TypeError, ValueError) as error:
+                if not needs_values(error):
+                    raise
+                if self.begins is None:  # its layers have all values: it has gone on into the next stage's
+                    raise self._not_called(self.number + 1, self.ends) from error
+                raise Refused(
+                    message("stage_does_not_run_alone", stage=self.number, module=self.begins, error=error_line(error))
+                ) from error
+        if self.begins is not None and not absent.begun:
+            raise self._not_called(self.number, self.begins)
+        if self.ends is not None:
+            raise self._not_called(self.number + 1, self.ends)
+        return returned
+
+    @staticmethod
+    def _not_called(stage: int, module: str | None) -> Refused:
+        return Refused(message("stage_module_is_not_called", stage=stage, module=module))
+
+
+def tensors_in(leaves: Sequence[Any], numbers: Sequence[int], module: str | None) -> dict[int, Tensor]:
+    """Returns the leaves with these numbers. Raises Refused where they are no tensors, as when stages were tried."""
+    tensors = {number: leaves[number] for number in numbers if number < len(leaves)}
+    if len(tensors) < len(numbers) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise Refused(message("block_is_called_otherwise", block=module))
+    return tensors
+
+
+def needs_values(error: BaseException) -> bool:
+    """Returns whether an error is torch's about a tensor without values."""
+    return "meta" in str(error).lower()
 
 
 def sizes_at(
-    forward: Callable[[], Any], model: nn.Module, begins: Sequence[nn.Module], device: str
-) -> list[list[tuple[torch.Size, torch.dtype] | None]]:
-    """Returns the shape and dtype of each leaf that the first modules of stages are called with; None: not a tensor.
+    forward: Callable[[], Any], model: nn.Module, cuts: Mapping[str, Sequence[int]], device: str
+) -> list[list[tuple[torch.Size, torch.dtype]]]:
+    """Returns the shape and dtype of each tensor that is sent. cuts: the first module of a stage -> the leaves of its
+    arguments that the stage before sends.
 
-    Computes no values: all parameters are absent meanwhile.
+    Computes no values: all parameters are absent meanwhile. Raises Refused as StageForward does.
     """
-    sizes: list[list[tuple[torch.Size, torch.dtype] | None]] = []
+    sizes: dict[str, list[tuple[torch.Size, torch.dtype]]] = {}
+    if not cuts:
+        return []
 
-    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         leaves = tree_flatten((args, kwargs))[0]
-        sizes.append([(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves])
-        if module is begins[-1]:
+        sizes[name] = [(leaf.shape, leaf.dtype) for leaf in tensors_in(leaves, cuts[name], name).values()]
+        if len(sizes) == len(cuts):
             raise StageOutput(leaves)
 
     with ExitStack() as stack:
-        for module in begins:
-            stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        for name in cuts:
+            module = model.get_submodule(name)
+            stack.callback(module.register_forward_pre_hook(partial(note, name), prepend=True, with_kwargs=True).remove)
         stack.enter_context(without(absent_tensors(model, lambda tensor: False)))
         stack.enter_context(AbsentTensors(device))
         stack.enter_context(torch.no_grad())
-        with suppress(StageOutput):
-            forward()
-    return sizes
+        try:
+            with suppress(StageOutput):
+                forward()
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not needs_values(error):
+                raise
+            stage, name = next(((n, name) for n, name in enumerate(cuts, 1) if name not in sizes), (0, ""))
+            raise Refused(
+                message("stage_does_not_run_alone", stage=stage, module=name, error=error_line(error))
+            ) from error
+    for stage, name in enumerate(cuts, 1):
+        if name not in sizes:
+            raise Refused(message("stage_module_is_not_called", stage=stage, module=name))
+    return [sizes[name] for name in cuts]
 
 
 Absent = tuple[dict[str, Any], str, Tensor]  # a module's tensors, the name of one, and what stands for it

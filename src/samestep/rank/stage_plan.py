@@ -7,6 +7,7 @@ the loss and the gradients of the whole model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -22,9 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError, nearest_name
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.message import Message, message
-from samestep.rank.plan_trial import first_rows
+from samestep.rank.job_errors import error_line, raising
+from samestep.rank.plan_trial import tried
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 
@@ -42,7 +44,7 @@ SCHEDULES = {
 }
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
 CLOSE = 1e-4  # relative: what a stage lacks is off by as much as it is large
-SEED = 11
+SEED, OTHER_SEEDS = 11, (12, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
     """Returns where `stages` stages of the job's model begin. Raises Refused, or UserError for a mistake in
     Job.parallel, where the model cannot be divided so."""
     with torch.random.fork_rng():
-        trial = Trial(job, device)
+        trial = tried(job, ROWS, device, partial(Trial, job, device))
         for name, module in trial.model.named_modules():
             if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
                 raise Refused(message("compiled_model_is_not_cut", module=name or type(module).__name__))
@@ -133,7 +135,9 @@ def _begins(job: Job, trial: Trial, stages: int) -> list[str]:
         return _given(given, trial, stages)
     blocks = trial.blocks(stages)
     if len(blocks) < stages:
-        raise Refused(message("more_stages_than_blocks", stages=stages, blocks=len(blocks), names=blocks or None))
+        varying = [name for name in dict.fromkeys(trial.called) if name in trial.varying]
+        fields = {"stages": stages, "blocks": len(blocks), "names": blocks or None, "varying": varying or None}
+        raise Refused(message("more_stages_than_blocks", **fields))
     return [blocks[round(stage * len(blocks) / stages)] for stage in range(1, stages)]
 
 
@@ -147,8 +151,8 @@ def _given(patterns: Sequence[str], trial: Trial, stages: int) -> list[str]:
         begins += matching
     called = [name for name in trial.called if name in begins]
     for name in begins:
-        if called.count(name) != 1:
-            raise Refused(message("stage_begins_at_a_module_called_often", module=name, calls=called.count(name)))
+        if (calls := trial.calls_of(name)) != 1:
+            raise Refused(message("stage_begins_at_a_module_called_often", module=name, calls=calls))
     if len(called) != stages - 1:
         raise UserError(message("parallel_begins_other_stages", begins=called, stages=stages, needed=stages - 1))
     return called
@@ -158,22 +162,22 @@ class Trial:
     """A model and a few rows, on which plans are tried. called: the names of its modules, in the order of the forward
     pass."""
 
-    def __init__(self, job: Job, device: str) -> None:
-        self.model, self.device = job.model().to(device).train(), device
-        self._batch = first_rows(job, ROWS, device)
+    def __init__(self, job: Job, device: str, batch: Batch) -> None:
+        self.model, self.device, self._batch = job.model().to(device).train(), device, batch
         self._job = job.of_phases()[0]
-        self._whole = deepcopy(self.model)
+        self._whole = self._copy(job)
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
         self.called: list[str] = []
         self._events: list[tuple[str, str]] = []  # ("call", a module) and ("use", a parameter or buffer), in order
         generator = default_generator(device).manual_seed(SEED)
         with ExitStack() as stack:
             for name, module in self._whole.named_modules():
-                stack.callback(module.register_forward_pre_hook(self._note(name)).remove)
+                stack.callback(module.register_forward_pre_hook(self._note(name), prepend=True).remove)
             stack.enter_context(_Uses(self))
-            self.loss: Tensor = self._loss(self._whole)
+            self.loss: Tensor = raising("forward", lambda: self._loss(self._whole), batch.micro_batch.rows)
         self._draws = not torch.equal(generator.get_state(), generator.manual_seed(SEED).get_state())
         self.loss.backward()
+        self._calls = [Counter(self.called), *(self._called_with(seed) for seed in OTHER_SEEDS if self._draws)]
 
     def _note(self, name: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, inputs: Any) -> None:
@@ -181,6 +185,37 @@ class Trial:
             self._events.append(("call", name))
 
         return hook
+
+    def _copy(self, job: Job) -> nn.Module:
+        """Returns another model like the trial's. One that cannot be copied, as with torch's old weight_norm, is built
+        anew."""
+        try:
+            return deepcopy(self.model)
+        except Exception:
+            with torch.random.fork_rng():
+                return job.model().to(self.device).train()
+
+    def _called_with(self, seed: int) -> Counter[str]:
+        """Returns how often each module is called with other random numbers: layerdrop leaves some out."""
+        calls: Counter[str] = Counter()
+        default_generator(self.device).manual_seed(seed)
+        with ExitStack() as hooks:
+            for name, module in self._whole.named_modules():
+                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])).remove)
+            with torch.no_grad():
+                self._loss(self._whole)
+        return calls
+
+    @property
+    def varying(self) -> set[str]:
+        """The names of the modules that a forward pass calls or does not, by random numbers."""
+        return {
+            name for calls in self._calls for name in calls if any(calls[name] != other[name] for other in self._calls)
+        }
+
+    def calls_of(self, name: str) -> int:
+        """Returns how often a forward pass calls a module; where that is random, another number than 1."""
+        return next((calls[name] for calls in self._calls if calls[name] != 1), 1)
 
     def note_use(self, tensor: Tensor) -> None:
         """Notes that an operation takes a tensor, if it is a parameter or a buffer of the model."""
@@ -208,11 +243,13 @@ class Trial:
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             return []
         children = {f"{name}.{child}" if name else child: inner for child, inner in module.named_children()}
-        once = [n for n, inner in children.items() if self.called.count(n) == 1 and [*inner.parameters()]]
+        once = [n for n, inner in children.items() if self.calls_of(n) == 1 and [*inner.parameters()]]
         return once if len(once) > 1 else []
 
     def plan(self, begins: Sequence[str]) -> StagePlan:
         """Returns the plan of stages that begin so. Raises Refused where they do not add up to the model."""
+        if begins and _has_node(self.loss, "CheckpointFunctionBackward"):
+            raise Refused(message("reentrant_checkpoint_is_not_cut"))
         holders = self._holders(begins)
         cuts = self._cuts(begins, holders)
         return StagePlan(cuts, holders, self._draws)
@@ -236,37 +273,38 @@ class Trial:
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
-            model = deepcopy(self.model)
+            model = self._copy(self._job)
             names = {id(tensor): name for name, tensor in tensors_of(model)}
             leave_absent(model, partial(_is_held, names, holders, stage))
-            modules = [model.get_submodule(name) if name else None for name in (first, last)]
             received: dict[int, Tensor] = {}
             receive = partial(_receive, sent, received, generator, generator.get_state())
             generator.manual_seed(SEED)
             before, sent = sent, ()
             try:
-                loss = StageForward(modules[0], modules[1], self.device).run(partial(self._loss, model), receive)
+                forward = StageForward(model, stage, first, last, device=self.device)
+                loss = forward.run(partial(self._loss, model), receive)
             except StageOutput as output:
                 sent = output.leaves
+            except UserError:
+                raise
             except Exception as error:
-                raise Refused(_why(first or "", error)) from error
+                raise Refused(_why(stage, first, error)) from error
             models.append(model)
             if first:
                 cuts.append(Cut(first, tuple(received), tuple(t.requires_grad for t in received.values())))
                 joints.append((before, received))
         if loss is None or loss.is_meta:
             raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=None, what="loss"))
-        self._check(begins, loss, models, joints)
-        self._check_sizes(begins)
-        return tuple(cuts)
-
-    def _check_sizes(self, begins: Sequence[str]) -> None:
-        """Raises Refused where shapes depend on values, which a rank that receives them does not have."""
-        modules = [self.model.get_submodule(name) for name in begins]
         try:
-            sizes_at(partial(self._loss, self.model), self.model, modules, self.device)
+            self._check(begins, loss, models, joints)
+            # Where shapes depend on values, a rank that receives them does not know them.
+            leaves = {cut.module: cut.leaves for cut in cuts}
+            sizes_at(partial(self._loss, self.model), self.model, leaves, self.device)
+        except UserError:
+            raise
         except Exception as error:
-            raise Refused(_why(begins[0], error)) from error
+            raise Refused(_why(1, begins[0] if begins else None, error)) from error
+        return tuple(cuts)
 
     def _check(
         self, begins: Sequence[str], loss: Tensor, models: Sequence[nn.Module], joints: Sequence[tuple[Any, Any]]
@@ -329,9 +367,22 @@ def tensors_of(model: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str,
     yield from model.named_buffers(recurse=recurse)
 
 
-def _why(module: str, error: Exception) -> Message:
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return message("stage_does_not_run_alone", module=module, error=first_line)
+def _why(stage: int, module: str | None, error: Exception) -> Message:
+    return message("stage_does_not_run_alone", stage=stage, module=module, error=error_line(error))
+
+
+def _has_node(tensor: Tensor, name: str) -> bool:
+    """Returns whether the graph of a tensor has a node of this name."""
+    waiting, known = [tensor.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        if node.name() == name:
+            return True
+        known.add(node)
+        waiting += [inner for inner, _ in node.next_functions]
+    return False
 
 
 def _close(whole: Tensor | None, stages: Tensor | None) -> bool:

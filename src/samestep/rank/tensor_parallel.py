@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from samestep.job import Job
-from samestep.message import Message
+from samestep.message import Message, message
 from samestep.rank.tensor_plan import COLWISE, GATHERED, division_of
 from samestep.world import World
 
@@ -30,8 +30,23 @@ def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
     """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. ranks: of one axis."""
     # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    plan = division_of(job, ranks.size(), str(next(model.parameters()).device)).plan
-    parallelize_module(model, ranks, {name: style_of(style, model.get_submodule(name)) for name, style in plan.items()})
+    division = division_of(job, ranks.size(), str(next(model.parameters()).device))
+    for name, style in division.plan.items():
+        layer = model.get_submodule(name)
+        attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
+        parallelize_module(layer, ranks, style_of(style, layer))
+        for of, parameter in layer.named_parameters():
+            vars(parameter).update(attributes[of])
+        if name in division.changed:  # torch's output is a view, which autograd lets nothing change in place
+            layer.register_forward_hook(lambda layer, inputs, output: output.clone())
+
+
+def explain_split(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about what is done with a split layer in a step, and not with the rows that it was tried on;
+    None for other errors."""
+    if "DTensor" in str(error):
+        return message("split_weight_meets_whole_tensor")
+    return message("output_of_split_layer_changes_in_place") if "_ToTorchTensor" in str(error) else None
 
 
 def step_one_by_one(optimizer: Optimizer) -> None:

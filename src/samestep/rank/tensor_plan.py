@@ -2,12 +2,14 @@
 
 A plan is what Job(parallel=…) says, a Hugging Face model's own tp_plan, or what is found in the model: pairs of Linear
 layers between which each part of the columns needs that part alone, as in elementwise operations and attention heads.
-All are tried in one process before any rank starts: the parts' outputs must add up to the whole layer's.
+All are tried in one process before any rank starts: the parts' outputs must add up to the whole layer's. A layer
+that torch does not split as it is, such as one whose weight is read outside of its own forward, stays whole.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,16 +19,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from samestep.data.schedule import cut
 from samestep.errors import Refused, UserError, nearest_name
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
-from samestep.rank.plan_trial import first_rows, is_close, without_compiling
+from samestep.rank.job_errors import raising
+from samestep.rank.plan_trial import evaluating, is_close, tried, with_random_weights, without_compiling
+from samestep.rank.step import keep_state
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 STYLES = (COLWISE, ROWWISE, GATHERED)
+PARAMETERS = {nn.Linear: {"weight", "bias"}, nn.Embedding: {"weight"}}  # of the layers that torch splits
+# What operations see of a part of a weight as of the whole one.
+ALIKE = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_leaf", "layout", "ndim", "requires_grad")}
+ALIKE |= {Tensor.dim, Tensor.is_floating_point, torch.is_floating_point}
 SPLIT, RANDOM, WHOLE = "split", "random", "whole"  # what is found of a pair of layers
 OTHER_RANKS = (2, 3)  # that show whether a pair can be split at all
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
@@ -49,20 +59,28 @@ Plan = Mapping[str, str]  # the name of a layer -> one of STYLES
 @dataclass
 class Division:
     """A plan, and what stays whole though it could be split. random: layers before which random numbers are drawn, of
-    which each rank would draw the same ones for another part."""
+    which each rank would draw the same ones for another part. unfit: layer -> why torch does not split it. changed:
+    layers whose output is changed in place."""
 
     plan: dict[str, str]
     random: list[str] = field(default_factory=list)
+    unfit: Mapping[str, Message] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
 
     def said(self, model: nn.Module, ranks: int) -> Message:
         """Returns how `ranks` ranks divide the model, for the user to read."""
         layers = dict(model.named_modules())
         split = sum(parameter.numel() for name in self.plan for parameter in layers[name].parameters())
         total = sum(parameter.numel() for parameter in model.parameters())
-        styles = dict.fromkeys(f"{_pattern(name)} {style}" for name, style in self.plan.items())
-        random = [*dict.fromkeys(map(_pattern, self.random))]
+        shown = {name: _pattern(name) or type(layer).__name__ for name, layer in layers.items()}
+        styles = dict.fromkeys(f"{shown[name]} {style}" for name, style in self.plan.items())
+        random = [*dict.fromkeys(shown[name] for name in self.random)]
         linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in self.plan]
-        whole = [pattern for pattern in dict.fromkeys(map(_pattern, linear)) if pattern not in random]
+        whole = dict.fromkeys(shown[name] for name in linear if name not in self.unfit and shown[name] not in random)
+        unfit = dict[str, tuple[Message, dict[str, None]]]()
+        for name in linear:
+            if why := self.unfit.get(name):
+                unfit.setdefault(why.id, (why, {}))[1][shown[name]] = None
         return message(
             "tensor_ranks_divide_the_model",
             ranks=ranks,
@@ -70,7 +88,8 @@ class Division:
             split=split,
             total=total,
             random=random or None,
-            whole=whole or None,
+            whole=[*whole] or None,
+            unfit=[message("layers_stay_whole", layers=[*names], why=why) for why, names in unfit.values()] or None,
         )
 
 
@@ -83,37 +102,33 @@ def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
     """Returns how `ranks` ranks divide the job's model. Raises Refused, or UserError for a mistake in Job.parallel,
     where they cannot."""
     with torch.random.fork_rng():
-        trial = Trial(job, device)
-    if job.parallel is not None:
-        return Division(_given(job.parallel, trial, ranks))
+        trial = tried(job, ROWS, device, partial(Trial, job, device))
+    if styles := {layer: style for layer, style in (job.parallel or {}).items() if style in STYLES}:
+        return Division(_given(styles, trial, ranks), changed=trial.changed)
     plan = _declared(trial, ranks)
-    return Division(plan) if plan and trial.wrong_part(plan, ranks) is None else _found(trial, ranks)
+    if plan and trial.wrong_part(plan, ranks) is None:
+        return Division(plan, unfit=trial.unfit, changed=trial.changed)
+    return _found(trial, ranks)
 
 
 def _declared(trial: Trial, ranks: int) -> dict[str, str]:
-    """Returns what a Hugging Face model in the job's model says of itself, without tied layers and sizes that the ranks
-    do not divide."""
+    """Returns what a Hugging Face model in the job's model says of itself, without layers that torch does not split and
+    sizes that the ranks do not divide."""
     plan: dict[str, str] = {}
-    layers = dict(trial.model.named_modules())
-    for prefix, module in layers.items():
+    for prefix, module in trial.model.named_modules():
         declared = getattr(module, "tp_plan", None)
         for pattern, style in declared.items() if isinstance(declared, Mapping) else ():
             asked = f"{prefix}.{pattern}" if prefix else pattern
-            for name in (name for name in layers if fnmatchcase(name, asked) and style in THEIR_STYLES):
-                layer = layers[name]
-                if isinstance(layer, nn.Linear | nn.Embedding) and not trial.shares_weights(layer):
+            for name in (name for name in trial.layers if fnmatchcase(name, asked) and style in THEIR_STYLES):
+                if name not in trial.unfit:
                     plan[name] = THEIR_STYLES[style]
-    return {name: style for name, style in plan.items() if _size(layers[name], style) % ranks == 0}
+    return {name: style for name, style in plan.items() if _size(trial.layers[name], style) % ranks == 0}
 
 
 def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, str]:
-    layers = {name: layer for name, layer in trial.model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)}
+    layers = trial.layers
     plan: dict[str, str] = {}
     for pattern, style in parallel.items():
-        if style == "stage":  # of a pipeline
-            continue
-        if style not in STYLES:
-            raise UserError(message("parallel_has_no_such_style", layer=pattern, style=style, styles=[*STYLES]))
         matching = [name for name in layers if fnmatchcase(name, pattern)]
         if not matching:
             hint = nearest_name(pattern, [*layers])
@@ -123,12 +138,13 @@ def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, s
                 raise UserError(message("embedding_is_split_rowwise", layer=name, style=style))
             plan[name] = style
     for name in plan:
+        if why := trial.unfit.get(name):
+            raise Refused(message("layer_is_not_split", layer=name, why=why))
         _check_size(name, layers[name], plan[name], ranks)
-        if trial.shares_weights(layers[name]):
-            raise Refused(message("tied_layer_is_not_split", layer=name))
     if wrong := trial.wrong_part(plan, ranks):
-        trial.model.eval()
-        if trial.wrong_part(plan, ranks) is None:
+        with evaluating(trial.model):
+            without_random = trial.wrong_part(plan, ranks) is None
+        if without_random:
             raise Refused(message("random_numbers_inside_of_split_layers", layer=wrong, ranks=ranks))
         raise Refused(message("parts_of_split_layers_do_not_add_up", layer=wrong, ranks=ranks))
     return plan
@@ -140,7 +156,7 @@ def _size(layer: Any, style: str) -> int:
     return size
 
 
-def _check_size(name: str, layer: nn.Linear | nn.Embedding, style: str, ranks: int) -> None:
+def _check_size(name: str, layer: nn.Module, style: str, ranks: int) -> None:
     if (size := _size(layer, style)) % ranks:
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
@@ -149,9 +165,10 @@ def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     """Finds the pairs of Linear layers that can be split, in the order of the forward pass; where there is none, the
     single layers, whose outputs are gathered. alike: what is so in one block is so in all of a list, until the plan is
     tried as a whole: each block by itself takes as many times as long."""
-    division, judged = Division({}), dict[str, str]()
+    division = Division({}, unfit=trial.unfit, changed=trial.changed)
+    judged, pairs = dict[str, str](), list[dict[str, str]]()
     for columns, rows in trial.candidates():
-        if any(name in division.plan for name in (*columns, rows)):
+        if any(name in pair for name in (*columns, rows) for pair in pairs):
             continue
         pair = {**dict.fromkeys(columns, COLWISE), rows: ROWWISE}
         pattern = " ".join(map(_pattern, pair)) if alike else rows
@@ -160,16 +177,21 @@ def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
         if judged[pattern] == SPLIT:
             for name in pair:
                 _check_size(name, trial.linear[name], pair[name], ranks)
-            division.plan |= pair
+            pairs.append(pair)
         elif judged[pattern] == RANDOM:
             division.random.append(rows)
-    if alike and division.plan and trial.wrong_part(division.plan, ranks):
-        return _found(trial, ranks, alike=False)
+    pairs = pairs or [{name: GATHERED} for name, layer in trial.linear.items() if layer.out_features % ranks == 0]
+    division.plan = {name: style for pair in pairs for name, style in pair.items()}
+    while division.plan and (wrong := trial.wrong_part(division.plan, ranks)) is not None:
+        if alike and ROWWISE in division.plan.values():
+            return _found(trial, ranks, alike=False)
+        pairs = [pair for pair in pairs if wrong not in pair]
+        division.plan = {name: style for pair in pairs for name, style in pair.items()}
     if not division.plan:
-        division.plan = {name: GATHERED for name, layer in trial.linear.items() if layer.out_features % ranks == 0}
-    if not division.plan:
-        sizes = [f"{name}: {layer.out_features}" for name, layer in trial.linear.items()]
-        raise Refused(message("no_layer_can_be_split", ranks=ranks, layers=sizes))
+        sizes = [f"{name or type(layer).__name__}: {layer.out_features}" for name, layer in trial.linear.items()]
+        unfit = {name: why for name, why in trial.unfit.items() if isinstance(trial.layers[name], nn.Linear)}
+        why = message("layers_stay_whole", layers=[*unfit], why=next(iter(unfit.values()))) if unfit else None
+        raise Refused(message("no_layer_can_be_split", ranks=ranks, layers=sizes, unfit=why))
     return division
 
 
@@ -180,64 +202,93 @@ def _judged(trial: Trial, pair: Plan, ranks: int) -> str:
         return SPLIT
     if number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
         raise Refused(message("layer_splits_over_other_ranks", layer=next(iter(pair)), ranks=ranks, others=number))
-    trial.model.eval()
-    without_random = trial.wrong_part(pair, ranks) is None
-    trial.model.train()
+    with evaluating(trial.model):
+        without_random = trial.wrong_part(pair, ranks) is None
     return RANDOM if without_random else WHOLE
 
 
 class Trial:
     """A model with random weights in its Linear layers, and a few rows, on which plans are tried.
 
-    linear: the Linear layers that forward calls once, in its order.
+    layers: its Linear layers and Embeddings. unfit: those that torch does not split -> why. linear: the Linear layers
+    that forward calls once, and torch splits, in its order. changed: the layers whose output is changed in place.
     """
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: Job, device: str, batch: Batch) -> None:
         self.model = job.model().to(device).train()
-        self._batch = first_rows(job, ROWS, device)
-        self._job = job.of_phases()[0]
-        generator = torch.Generator().manual_seed(SEED)
-        for layer in self.model.modules():
-            if isinstance(layer, nn.Linear):
-                for parameter in layer.parameters(recurse=False):
-                    drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                    parameter.data.copy_(drawn / layer.in_features**0.5)
-        self._called: list[tuple[str, Any]] = []  # (the name of a Linear layer, its input), in their order
-        with ExitStack() as hooks:
-            for name, layer in self.model.named_modules():
-                if type(layer) is nn.Linear:
-                    hook = layer.register_forward_pre_hook(self._note(name))
-                    hooks.callback(hook.remove)
-            self._forward()
+        self._job, self._batch, self._restore = job.of_phases()[0], batch, keep_state(self.model)
+        modules = self.model.named_modules()
+        self.layers = {name: layer for name, layer in modules if isinstance(layer, nn.Linear | nn.Embedding)}
+        holders = Counter(id(p) for module in self.model.modules() for p in module.parameters(recurse=False))
+        self.unfit: dict[str, Message] = {}
+        for name, layer in self.layers.items():
+            if any(holders[id(parameter)] > 1 for parameter in layer.parameters(recurse=False)):
+                self.unfit[name] = message("weight_is_tied")
+            elif why := _why_not_split(layer):
+                self.unfit[name] = why
+        self._called: list[tuple[str, Any]] = []  # (the name of a layer, its input), in their order
+        self._observe()
         names = [name for name, _ in self._called]
-        layers = dict(self.model.named_modules())
-        self.linear: dict[str, nn.Linear] = {
-            name: layers[name] for name in names if names.count(name) == 1 and not self.shares_weights(layers[name])
-        }
+        self.unfit |= {name: message("layer_is_not_called") for name in self.layers if name not in names}
+        linear = [name for name in names if names.count(name) == 1 and name not in self.unfit]
+        self.linear = {name: layer for name in linear if isinstance(layer := self.layers[name], nn.Linear)}
 
-    def _note(self, name: str) -> Callable[[nn.Module, Any], None]:
-        return lambda layer, inputs: self._called.append((name, inputs[0] if inputs else None))
+    def _observe(self) -> None:
+        """Computes the forward pass with random weights. Notes which layers it calls, and what is done with them that
+        torch does not do with a part of a weight."""
+        reads, outputs = _Reads(self.layers), list[tuple[str, Tensor, int]]()
+
+        def begin(name: str, layer: nn.Module, inputs: Any, named: Any) -> None:
+            self._called.append((name, inputs[0] if inputs else None))
+            reads.running.append(name)
+            if not inputs:
+                self.unfit.setdefault(name, message("layer_is_called_by_keyword"))
+
+        def end(layer: nn.Module, inputs: Any, output: Any) -> None:
+            outputs.append((reads.running.pop(), output, output._version))
+
+        def forward() -> Any:
+            self._called.clear()
+            outputs.clear()
+            with reads:
+                return self._forward()
+
+        with ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hooks.callback(layer.register_forward_pre_hook(partial(begin, name), with_kwargs=True).remove)
+                hooks.callback(layer.register_forward_hook(end, always_call=True).remove)
+            with_random_weights(forward, self.model, self._draw_weights)
+        self.changed = frozenset(name for name, output, version in outputs if output._version > version)
+        for name in reads.outside:
+            self.unfit.setdefault(name, message("weight_is_read_outside_of_its_layer"))
+
+    def _draw_weights(self) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        linear = [layer for layer in self.layers.values() if isinstance(layer, nn.Linear)]
+        for layer in linear:
+            for parameter in layer.parameters(recurse=False):
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.data.copy_(drawn / layer.in_features**0.5)
 
     def _forward(self) -> Any:
         """Computes the output and the loss, which may read what a layer has left beside its output."""
-        with torch.random.fork_rng(), torch.no_grad(), without_compiling():
-            torch.manual_seed(SEED)
-            output = self._job.forward(self.model, self._batch)
-            return output, self._job.criterion(output, self._batch)
-
-    def shares_weights(self, layer: nn.Module) -> bool:
-        """Returns whether another module has one of the layer's parameters, too (tied weights)."""
-        held = {id(parameter) for parameter in layer.parameters(recurse=False)}
-        holders = (module for module in self.model.modules() if module is not layer)
-        return any(id(parameter) in held for module in holders for parameter in module.parameters(recurse=False))
+        rows = self._batch.micro_batch.rows
+        try:
+            with torch.random.fork_rng(), torch.no_grad(), without_compiling():
+                torch.manual_seed(SEED)
+                output = raising("forward", lambda: self._job.forward(self.model, self._batch), rows)
+                return output, raising("criterion", lambda: self._job.criterion(output, self._batch), rows)
+        finally:
+            self._restore()
 
     def candidates(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields (layers to split by columns, the layer after them, to split by rows): the Linear layer that is called
         before it, and those that read the same input, as attention's query, key and value do."""
-        for number in range(1, len(self._called)):
-            name, (before, read) = self._called[number][0], self._called[number - 1]
+        called = [(name, read) for name, read in self._called if isinstance(self.layers[name], nn.Linear)]
+        for number in range(1, len(called)):
+            name, (before, read) = called[number][0], called[number - 1]
             together = [before]
-            for earlier, also_read in self._called[: number - 1][::-1]:
+            for earlier, also_read in called[: number - 1][::-1]:
                 if also_read is not read or read is None:
                     break
                 together.insert(0, earlier)
@@ -247,49 +298,84 @@ class Trial:
     def wrong_part(self, plan: Plan, ranks: int) -> str | None:
         """Computes the forward pass of each rank in turn, with its part of the layers. Returns the layer after which
         the parts do not add up to the whole, or the last one where the model's output differs; None: all is right."""
-        layers = dict(self.model.named_modules())
-        joined = [name for name, style in plan.items() if style != COLWISE and isinstance(layers[name], nn.Linear)]
+        joined = [name for name, style in plan.items() if style != COLWISE and isinstance(self.layers[name], nn.Linear)]
         with self._outputs(joined) as outputs:
             whole = leaves_of(self._forward())
-        whole_outputs, sums = dict(outputs), dict[str, Tensor]()
+        whole_outputs, sums = dict(outputs), dict[str, list[Tensor]]()
         last = [*plan][-1] if plan else ""
         for rank in range(ranks):
             with ExitStack() as parts:
                 for name, style in plan.items():
-                    if isinstance(layers[name], nn.Linear):
-                        parts.enter_context(_narrowed(layers[name], style, rank, ranks))
+                    if isinstance(layer := self.layers[name], nn.Linear):
+                        parts.enter_context(_narrowed(layer, style, rank, ranks))
                 outputs = parts.enter_context(self._outputs(joined, instead=whole_outputs))
                 try:
                     output = leaves_of(self._forward())
                 except Exception:  # a shape that does not fit, wherever it shows
                     return next((name for name in joined if name not in outputs), last)
             for name in joined:
-                if name not in outputs:
+                if len(outputs.get(name, ())) != len(whole_outputs.get(name, ())):
                     return name
                 if plan[name] == ROWWISE:
-                    sums[name] = sums[name] + outputs[name] if name in sums else outputs[name]
+                    of_rank = outputs.get(name, [])
+                    sums[name] = [*map(torch.add, sums[name], of_rank)] if name in sums else of_rank
             if not all(map(_close, whole, output)):
                 return last
-        return next((name for name, total in sums.items() if not _close(whole_outputs[name], total)), None)
+        return next((name for name, total in sums.items() if not all(map(_close, whole_outputs[name], total))), None)
 
     @contextmanager
     def _outputs(
-        self, names: Sequence[str], instead: Mapping[str, Tensor] | None = None
-    ) -> Iterator[dict[str, Tensor]]:
-        """Takes the outputs of layers while the block runs. instead: what the layers then return in their place."""
-        layers, outputs = dict(self.model.named_modules()), dict[str, Tensor]()
+        self, names: Sequence[str], instead: Mapping[str, Sequence[Tensor]] | None = None
+    ) -> Iterator[dict[str, list[Tensor]]]:
+        """Takes the outputs of layers, of each call, while the block runs. instead: what the layers then return in
+        their place."""
+        outputs = dict[str, list[Tensor]]()
 
         def take(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
             def hook(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-                outputs[name] = output
-                return output if instead is None else instead[name]
+                outputs.setdefault(name, []).append(output.clone())  # what comes next may change it in place
+                return output if instead is None else instead[name][len(outputs[name]) - 1].clone()
 
             return hook
 
         with ExitStack() as hooks:
             for name in names:
-                hooks.callback(layers[name].register_forward_hook(take(name)).remove)
+                hooks.callback(self.layers[name].register_forward_hook(take(name)).remove)
             yield outputs
+
+
+class _Reads(TorchFunctionMode):
+    """Notes of which layers an operation takes a weight or a bias outside of the layer's own forward. running: the
+    layers whose forward is being computed, the innermost last."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._owner = {id(p): name for name, layer in layers.items() for p in layer.parameters(recurse=False)}
+        self.running: list[str] = []
+        self.outside: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)) if func not in ALIKE else ():
+            owner = self._owner.get(id(leaf)) if isinstance(leaf, nn.Parameter) else None
+            if owner is not None and self.running[-1:] != [owner]:
+                self.outside[owner] = None
+        return func(*args, **(kwargs or {}))
+
+
+def _why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
+    """Returns why torch does not split a layer, whatever its model does with it; None where it does."""
+    kind: Any = nn.Linear if isinstance(layer, nn.Linear) else nn.Embedding
+    is_plain = type(layer).forward is kind.forward and "forward" not in vars(layer)
+    if not is_plain or layer._parameters.keys() != PARAMETERS[kind] or layer._buffers or layer._modules:
+        return message("weight_is_computed_in_forward")
+    hooks = [value for name, value in vars(layer).items() if name.endswith("_hooks") and "state_dict" not in name]
+    for parameter in layer.parameters(recurse=False):
+        hooks += [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+    if any(hooks):
+        return message("layer_has_hooks")
+    if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
+        return message("embedding_has_max_norm")
+    return None
 
 
 @contextmanager

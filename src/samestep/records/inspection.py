@@ -64,7 +64,7 @@ class EngineFacts:
     --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
     no_threads: why its ranks cannot be threads of one process; None: they can. axes: along which its ranks can be
     arranged. mesh: how they are; None: each is a replica. no_spot_checks: why its steps are not replayed by
-    --spot-check; None: they are.
+    --spot-check; None: they are. cannot_skip: why --on-nan skip cannot leave out a step of it; None: it can.
     """
 
     name: str
@@ -84,6 +84,7 @@ class EngineFacts:
     axes: tuple[str, ...] = ()
     mesh: Mesh | None = None
     no_spot_checks: Message | None = None
+    cannot_skip: Message | None = None
 
     @property
     def replicas(self) -> int:

@@ -18,7 +18,7 @@ from samestep.rank import hardware
 from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
 from samestep.rank.evaluate import BestWeights, evaluate
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.guards import Guards, check_can_skip
+from samestep.rank.guards import Guards
 from samestep.rank.listeners import Listeners, listeners_of
 from samestep.rank.meter import StepProfile
 from samestep.rank.process_group import checkpoint_store, export_store, stop_store
@@ -44,8 +44,6 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
     identity = identity_of(job, schedule, check_same_data(job, world))
     steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
-    if training.on_nan == "skip":
-        check_can_skip(job, engine.checks.cannot_skip)
     called = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
     listeners = Listeners(called, schedule.rows_of) if called else None
     best = _evaluations(training, job, world, steps, listeners)

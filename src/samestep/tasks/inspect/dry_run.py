@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import re
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,18 +26,13 @@ from samestep.job import Batch, Job, MicroBatch, counts_by_itself, output_and_st
 from samestep.job.walk import leaves_of, without_graph
 from samestep.message import message
 from samestep.rank.evaluate import count_metric, evaluate
+from samestep.rank.job_errors import raising
 from samestep.rank.step import ActivePhase, default_generator, detached, is_one_row_error
 from samestep.records.inspection import VaryingCalls
 from samestep.reference.replica_state import output_and_loss
 from samestep.world import World
-from samestep.world.imports import is_users_code
 
 ROWS = 4
-HINTS = {  # what an error of the job's functions says -> the message that says what to write
-    r"\bBatch\b": message("criterion_is_given_the_batch"),
-    r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": message("rows_are_dicts"),
-    r"must be Tensor, not NoneType|^'NoneType' object has no attribute": message("rows_have_no_targets"),
-}
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
@@ -221,29 +215,6 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
     scheduler = raising("scheduler", lambda: make(optimizer), None)
     if "metrics" in inspect.signature(scheduler.step).parameters and job.scheduler.every != "evaluation":
         raise UserError(message("scheduler_needs_a_metric", scheduler=type(scheduler).__name__))
-
-
-def raising(what: str, do: Any, rows: int | None) -> Any:
-    """Calls `do`. Turns its exception into a UserError with the line in the job's code that raised it."""
-    try:
-        return do()
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = str(error).strip().splitlines()
-        job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
-        place = f"{job_frames[-1].filename}, line {job_frames[-1].lineno}" if job_frames else None
-        hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), None)
-        raise UserError(
-            message(
-                "function_of_the_job_raised",
-                function=what,
-                rows=rows,
-                error=f"{type(error).__name__}{': ' + text[0] if text else ''}",
-                at=place,
-                hint=hint,
-            )
-        ) from error
 
 
 EVALUATION_ROWS = 16

@@ -174,6 +174,7 @@ def _facts(
         axes=() if alone else engine.axes,
         mesh=mesh,
         no_spot_checks=_why_no_spot_checks(engine, numerics, settings, world),
+        cannot_skip=as_said(engine.checks.cannot_skip) if engine.checks.cannot_skip else None,
     )
 
 

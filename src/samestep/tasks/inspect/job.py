@@ -24,6 +24,7 @@ from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.digests import digest_state
 from samestep.rank.evaluate import chunk_rows
+from samestep.rank.job_errors import raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
 from samestep.records.inspection import JobFacts, SecondSize
@@ -42,7 +43,6 @@ from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
 
 MOST_EXTREMES = 64  # rows that a plan names
-RAISED = "function_of_the_job_raised"  # the message of a function of the job's that fails on some rows
 Result = TypeVar("Result")
 
 
@@ -178,7 +178,7 @@ def _at_own_size(
     try:
         return few(), False
     except UserError as error:
-        if not _raised_on_rows(error.message):
+        if not raised_on_rows(error.message):
             raise
         first = error
     try:
@@ -187,11 +187,6 @@ def _at_own_size(
         if _without_rows(first.message) == _without_rows(error.message):
             raise first from error
         raise UserError(message("evaluation_rows_refused", why=error.message)) if is_evaluation else error from error
-
-
-def _raised_on_rows(said: Message) -> bool:
-    why = said.fields.get("why")
-    return bool(said.id == RAISED and said.fields["rows"]) or (isinstance(why, Message) and _raised_on_rows(why))
 
 
 def _without_rows(said: Message) -> Message:
