@@ -44,7 +44,7 @@ def test_nothing_of_ours_waits_for_the_gpu_between_steps() -> None:
         optimizer.zero_grad()
         run.step(loss)
     torch.cuda.set_sync_debug_mode("default")
-    assert len(run.observations()["losses"]) == 60
+    assert len(run.observations().losses) == 60
 
 
 def test_step_times_are_those_of_the_gpu() -> None:
@@ -88,11 +88,9 @@ def test_one_gpu_takes_the_same_step(job: str, engines: str, tmp_path: Path) -> 
     arguments = ["verify", job, "--nproc", "1", "--engines", engines, "--launchers", "all", "--device", "cuda"]
     done = samestep(*arguments, "--json", out=tmp_path / "out")
     rows = json.loads(done.stdout)["engines"]
-    assert {(row["engine"], row["launcher"], row["verdict"]) for row in rows} == {
-        ("single", "process", "same"),
-        ("ddp", "torchrun", "same"),
-        ("ddp", "spawn", "same"),
-    }
+    proven = {(row["engine"], row["launcher"], row["verdict"]) for row in rows if row["verdict"] != "unavailable"}
+    assert proven >= {("single", "process", "same"), ("ddp", "torchrun", "same"), ("ddp", "spawn", "same")}
+    assert {verdict for _, _, verdict in proven} == {"same"}
 
 
 @pytest.mark.parametrize("rows", ["29", "32"])

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from samestep.errors import Refused
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.expert_exchange import TwoPasses, on_this_rank
-from samestep.rank.plan_trial import first_rows, is_close, without_compiling
+from samestep.rank.job_errors import raising
+from samestep.rank.plan_trial import is_close, tried, without_compiling
 from samestep.rank.step import default_generator
 
 ROWS = 4  # of the batch on which experts are looked for
 SEED = 11
+ROUNDING = 1e-5  # of the largest gradient
 _close = partial(is_close, tolerance=1e-3)
 
 
@@ -72,7 +74,7 @@ def expert_plan(job: Job, ranks: int, device: str = "cpu") -> ExpertPlan:
     if ranks == 1:
         return ExpertPlan(())
     with torch.random.fork_rng():
-        trial = Trial(job, device)
+        trial = tried(job, ROWS, device, partial(Trial, job, device))
         lists = [experts for experts in trial.candidates() if trial.are_apart(experts)]
         if not lists:
             raise Refused(message("model_without_experts"))
@@ -101,9 +103,9 @@ class Trial:
     """A model and a few rows, on which its modules are tried. calls: of all modules, in the order of the forward
     pass."""
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: Job, device: str, batch: Batch) -> None:
         self.model = job.model().to(device).train()
-        self._job, self._batch = job.of_phases()[0], first_rows(job, ROWS, device)
+        self._job, self._batch = job.of_phases()[0], batch
         self._generator = default_generator(device)
         self.calls: list[Call] = []
         self._modules = dict(self.model.named_modules())
@@ -135,7 +137,9 @@ class Trial:
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         with without_compiling():
             self._generator.manual_seed(SEED)
-            loss = self._job.criterion(self._job.forward(self.model, self._batch), self._batch)
+            rows = self._batch.micro_batch.rows
+            output = raising("forward", lambda: self._job.forward(self.model, self._batch), rows)
+            loss = raising("criterion", lambda: self._job.criterion(output, self._batch), rows)
         if loss.requires_grad:
             loss.backward()
         for buffer, before in buffers:
@@ -216,15 +220,16 @@ class Trial:
             if call.name in experts.names
         ):
             raise Refused(message("random_numbers_inside_of_experts", router=experts.router))
-        for name in experts.names:
-            expert = self._modules[name]
+        modules = {name: self._modules[name] for name in experts.names}
+        inside = {id(module) for expert in modules.values() for module in expert.modules()}
+        outside = [module for module in self.model.modules() if id(module) not in inside]
+        held = {id(parameter) for module in outside for parameter in module.parameters(recurse=False)}
+        for name, expert in modules.items():
             if any(True for _ in expert.buffers()):
                 raise Refused(message("experts_with_buffers", expert=name))
-            inside = {id(module) for module in expert.modules()}
-            held = {id(parameter) for parameter in expert.parameters()}
-            outside = (module for module in self.model.modules() if id(module) not in inside)
-            if any(id(parameter) in held for module in outside for parameter in module.parameters(recurse=False)):
+            if any(id(parameter) in held for parameter in expert.parameters()):
                 raise Refused(message("experts_share_weights", expert=name))
+            held |= {id(parameter) for parameter in expert.parameters()}
 
     def check_together(self, lists: Sequence[ExpertList]) -> None:
         """Raises Refused where the loss or a gradient is another one when routers are computed twice."""
@@ -232,10 +237,21 @@ class Trial:
             for experts in lists:
                 stack.enter_context(self._two_passes(experts).installed())
             twice = self._loss_and_gradients()
-        wrong = next((name for name, value in self._whole.items() if not _close(value, twice[name])), None)
+        sizes = [float(value.detach().abs().max()) for value in self._whole.values() if value is not None]
+        # A gradient that is zero but for rounding, as of a bias before a normalisation, has no size to compare with.
+        rounding = ROUNDING * max(sizes)
+        wrong = next((n for n, value in self._whole.items() if not _agree(value, twice[n], rounding)), None)
         if wrong is not None:
             what = message("gradient_named", tensor=wrong) if wrong else message("loss_named")
             raise Refused(message("router_is_not_computed_twice", router=lists[0].router, what=what))
+
+
+def _agree(expected: Any, given: Any, rounding: float) -> bool:
+    """Returns whether two values are equal up to rounding. rounding: an absolute difference that is none."""
+    if _close(expected, given):
+        return True
+    both = isinstance(expected, Tensor) and isinstance(given, Tensor)
+    return both and float((expected - given).abs().max()) <= rounding
 
 
 def _shape_of(module: nn.Module) -> str:

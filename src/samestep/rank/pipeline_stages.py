@@ -120,7 +120,7 @@ class StageModule(nn.Module):
             sent = tensors_in(output.leaves, self.sends.leaves, self.sends.module)
             return self._sent([*sent.values()], generator)
         self.losses[int(number)] = loss.detach()
-        return loss * batch.micro_batch.share
+        return (loss * batch.micro_batch.share).float()  # for torch, which expects float32, and reads no value
 
     def _sent(self, tensors: Sequence[Tensor], generator: torch.Generator) -> tuple[Tensor, ...]:
         sent = []

@@ -294,7 +294,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     torchs: Any = multi_threaded_pg
     if not hasattr(torchs.ThreadLocalWorld, "comms"):
-        torchs.ThreadLocalWorld.comms = ()  # torch 2.11 reads it at the group's end, and has left it out
+        torchs.ThreadLocalWorld.comms = []  # torch 2.11 empties it at the group's end, and has left it out
 
     class Collective(multi_threaded_pg.Collective):
         def join(self, rank: int, data: Any) -> Any:

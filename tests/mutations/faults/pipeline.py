@@ -27,15 +27,15 @@ FAULTS = (
     fault(
         "the loss never divided by the micro-batches",
         STAGES,
-        "return loss * batch.micro_batch.share",
-        "return loss * 1.0",
+        "return (loss * batch.micro_batch.share).float()",
+        "return loss.float()",
         GRADIENT,
     ),
     fault(
         "the gradient of the last micro-batch alone",
         STAGES,
-        "return loss * batch.micro_batch.share",
-        "return loss * batch.micro_batch.share * batch.completes_step",
+        "return (loss * batch.micro_batch.share).float()",
+        "return (loss * batch.micro_batch.share * batch.completes_step).float()",
         GRADIENT,
     ),
     fault(
