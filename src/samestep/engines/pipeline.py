@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
+from samestep.errors import Refused
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.process_group import device_mesh, process_group
@@ -33,6 +35,9 @@ from samestep.world.mesh import Mesh
 
 if TYPE_CHECKING:
     from samestep.rank.pipeline_stages import DividedModel
+
+
+SENDS_ANY_TENSOR = "2.13"  # the torch whose stages receive integers, too; 2.11 asks each received tensor for a gradient
 
 
 def layout(world: World, *, schedule: str, microbatches: int, stages_per_rank: int) -> Layout:
@@ -56,7 +61,10 @@ def divides(job: Job, world: World, *, schedule: str, microbatches: int, stages_
     arranged = layout(world, schedule=schedule, microbatches=microbatches, stages_per_rank=stages_per_rank)
     rank_of = ranks_of_stages(schedule, ranks, stages_per_rank)
     check_micro_batches(job, schedule, rank_of, replicas=world.replicas, fewest=arranged.micro_batches)
-    return stage_plan(job, len(rank_of), world.device).said(job.model(), ranks)
+    plan = stage_plan(job, len(rank_of), world.device)
+    if plan.sends_without_gradient and TorchVersion(torch.__version__) < SENDS_ANY_TENSOR:
+        raise Refused(message("pipeline_needs_newer_torch", torch=torch.__version__, needed=SENDS_ANY_TENSOR))
+    return plan.said(job.model(), ranks)
 
 
 def train(

@@ -70,6 +70,11 @@ class StagePlan:
     def stages(self) -> int:
         return len(self.cuts) + 1
 
+    @property
+    def sends_without_gradient(self) -> bool:
+        """Whether a stage sends tensors that get no gradient: integers, or the state of random numbers."""
+        return bool(self.cuts) and (self.draws or not all(needs for cut in self.cuts for needs in cut.needs_grad))
+
     def said(self, model: nn.Module, ranks: int) -> Message:
         """Returns how the model is divided, for the user to read."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
