@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,12 +84,51 @@ class Remembered(Block):
         return super().forward(x, mask)
 
 
-def encoder() -> nn.Module:
-    return nn.TransformerEncoderLayer(WIDTH, 3, 20, dropout=0.0, batch_first=True)
+def encoder(dropout: float = 0.0) -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 3, 20, dropout=dropout, batch_first=True)
 
 
-def job(model: Callable[[], nn.Module]) -> Job:
-    inputs = torch.randn(9, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+class Padded(nn.Module):
+    """Layers for which padded positions are no keys. left_out: no mask is given where no row of a batch is padded, as
+    transformers does."""
+
+    def __init__(self, *, left_out: bool = False) -> None:
+        super().__init__()
+        self.layers, self.left_out = nn.ModuleList(encoder() for _ in range(2)), left_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x[:, :, 0] == 0
+        given = padding if padding.any() or not self.left_out else None
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=given)
+        return x.mean(1)
+
+
+class Caching(nn.Module):
+    """A block keeps its keys in an object that it is called with, as a Llama with use_cache=True."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = KeepsKeys()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, SimpleNamespace(keys=None)).mean(1)  # type: ignore[no-any-return]
+
+
+class KeepsKeys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, cache: SimpleNamespace) -> Tensor:
+        key = self.attend(x)
+        cache.keys = key if cache.keys is None else torch.cat([cache.keys, key], 1)
+        return F.scaled_dot_product_attention(x, cache.keys, cache.keys)
+
+
+def job(model: Callable[[], nn.Module], inputs: Tensor | None = None) -> Job:
+    if inputs is None:
+        inputs = torch.randn(9, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
     return Job(
         model=model,
         criterion=lambda output, batch: output.square().mean(),
@@ -123,6 +163,26 @@ def test_blocks_are_found(model: Callable[[], Model], ranks: int, how: str) -> N
     assert {block.inputs[0] for block in plan.blocks} == {1}
 
 
+def padded_rows(*ends: int) -> Tensor:
+    """Rows that are 0 from their end on."""
+    inputs = torch.randn(len(ends), LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+    return inputs * (torch.arange(LENGTH) < torch.tensor(ends)[:, None])[..., None]
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_padding_mask_is_divided_with_its_keys(left_out: bool) -> None:
+    """One row in seven is padded, and none of the first three."""
+    plan = sequence_plan(job(lambda: Padded(left_out=left_out), padded_rows(8, 8, 8, 8, 8, 3, 8)), 2, "gather")
+    assert [block.name for block in plan.blocks] == ["layers.0", "layers.1"]
+    assert [block.inputs[-1] for block in plan.blocks] == [1, 1]
+
+
+def test_a_block_that_is_the_whole_model_has_a_name() -> None:
+    plan = sequence_plan(job(encoder), 2, "gather")
+    assert [block.name for block in plan.blocks] == [""]
+    assert plan.said(encoder(), "gather").fields["blocks"] == ["TransformerEncoderLayer"]
+
+
 @pytest.mark.parametrize(
     ("model", "how", "said"),
     [
@@ -132,7 +192,10 @@ def test_blocks_are_found(model: Callable[[], Model], ranks: int, how: str) -> N
         (lambda: Model(Block(lambda x: x.cumsum(1))), "gather", "positions_meet_outside_of_attention"),
         (lambda: Model(Block(lambda x: x.flip(1))), "gather", "positions_meet_outside_of_attention"),
         (lambda: Model(Block(Counted())), "gather", "positions_meet_outside_of_attention"),
-        (lambda: Model(Block(nn.BatchNorm1d(LENGTH))), "gather", "positions_meet_outside_of_attention"),
+        (lambda: Model(Block(nn.BatchNorm1d(LENGTH))), "gather", "block_does_not_take_a_chunk"),
+        (lambda: Model(encoder(dropout=0.5)), "gather", "random_numbers_inside_of_divided_blocks"),
+        (Caching, "gather", "block_is_given_an_object"),
+        (lambda: Model(encoder(), mask=CAUSAL), "gather", "block_does_not_take_a_chunk"),
         (lambda: Model(Block(drop=0.5)), "gather", "random_numbers_inside_of_divided_blocks"),
         (lambda: Model(Recurrent()), "gather", "model_without_attention"),
         (lambda: Model(Block(), mask=CAUSAL), "ring", "ring_takes_no_mask"),
@@ -188,6 +251,63 @@ class OneRank:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return attention(query, key, value, **options)
+
+
+class Transposed(nn.Module):
+    """What it computes lies transposed in memory, as the output of nn.MultiheadAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop((x * 2).transpose(0, 1).contiguous().transpose(0, 1))  # type: ignore[no-any-return]
+
+
+class Copying(OneRank):
+    """Tensors that were exchanged lie in memory in the order of their dimensions."""
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    join = split
+
+
+def test_what_dropout_draws_of_a_divided_block_is_that_of_one_process() -> None:
+    """It draws value after value as they lie in memory."""
+    model, x = nn.Sequential(Transposed(), nn.Dropout(0.5)), torch.randn(LENGTH, 3, WIDTH).transpose(0, 1)
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    with on_chunks(model, [sequence_blocks.Block("0", (1,), (1,))], Copying()):
+        assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize(("late", "refused"), [(None, False), (torch.ones(LENGTH, 2), True)])
+def test_a_mask_that_the_trial_did_not_have_is_taken_or_named(late: Tensor | None, refused: bool) -> None:
+    class TwoRanks(Copying):
+        chunks = Chunks(2)
+
+        def split(self, tensor: Tensor, dim: int) -> Tensor:
+            return tensor.chunk(2, dim)[0]
+
+        def join(self, tensor: Tensor, dim: int) -> Tensor:
+            return torch.cat([tensor, tensor], dim)
+
+    block = sequence_blocks.Block("layer", (1, None), (1,), (True, False))
+    model = nn.ModuleDict({"layer": Adding()})
+    with on_chunks(model, [block], TwoRanks()):
+        if not refused:
+            assert model["layer"](torch.ones(3, LENGTH, 2), late).shape == (3, LENGTH, 2)
+            return
+        with pytest.raises(UserError) as raised:
+            model["layer"](torch.ones(3, LENGTH, 2), late)
+        assert raised.value.message.id == "block_is_called_otherwise"
+
+
+class Adding(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x if mask is None else x + mask
 
 
 class Checkpointed(nn.Module):

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from mutations.jobs import deep, heads
 from samestep import Job, Recipe
 from samestep.errors import UserError
+from samestep.rank.plan_trial import laid_out, memory_order
 from samestep.rank.stage_forward import StageForward, StageOutput, sizes_at
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 
@@ -156,6 +157,20 @@ def test_what_a_stage_does_not_compute_is_sent_to_it() -> None:
     sent = [cut.leaves for cut in stage_plan(job(Conditioned), 3).cuts]
     assert sent == [(0, 1), (0, 1)]  # what the block before returns, and the factor
     assert [cut.leaves for cut in stage_plan(deep(), 2).cuts] == [(0,)]  # the mask is computed of the tokens
+
+
+def test_what_is_sent_lies_in_memory_as_in_one_process() -> None:
+    """Dropout draws value after value as they lie in memory."""
+    blocks = (nn.Linear(8, 8), nn.Unflatten(1, (2, 4)), Transposed(), nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = stage_plan(job(lambda: nn.Sequential(*blocks), {"3": "stage"}), 2)
+    assert [cut.orders for cut in plan.cuts] == [((2, 1, 0),)]
+    received = laid_out(torch.arange(16.0).view(2, 2, 4), (2, 1, 0))
+    assert torch.equal(received, torch.arange(16.0).view(2, 2, 4)) and memory_order(received) == [2, 1, 0]
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 2).contiguous().transpose(0, 2)
 
 
 def test_tied_weights_are_of_several_stages_and_buffers_of_one() -> None:

@@ -38,7 +38,7 @@ def layout(world: World, **settings: Any) -> Layout:
 
 def divides(job: Job, world: World, how: str = "gather") -> Message:
     """Returns how the ranks of a replica divide the sequence. Raises UserError where they cannot."""
-    return sequence_plan(job, (world.mesh or Mesh()).sequence, how, world.device).said(how)
+    return sequence_plan(job, (world.mesh or Mesh()).sequence, how, world.device).said(job.model(), how)
 
 
 def train(job: Job, world: World, run: Run, *, how: Literal["gather", "ulysses", "ring"] = "gather") -> State:

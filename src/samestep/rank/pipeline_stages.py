@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
+from samestep.rank.plan_trial import laid_out
 from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
     Absent,
@@ -109,8 +110,11 @@ class StageModule(nn.Module):
         def receive(absent: Mapping[int, Tensor]) -> dict[int, Tensor]:
             if self.draws:
                 generator.set_state(received[-1].cpu())
-            flat = zip(absent.items(), received)
-            return {leaf: tensor[: like.numel()].view(like.shape) for (leaf, like), tensor in flat}
+            assert self.receives
+            flat = zip(absent.items(), received, self.receives.orders)
+            return {
+                leaf: laid_out(values[: like.numel()].view(like.shape), order) for (leaf, like), values, order in flat
+            }
 
         try:
             with without(self._of_other_stages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -108,16 +108,38 @@ def with_random_weights(forward: Callable[[], Result], model: nn.Module, draw: C
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model that trains into evaluation mode while the block runs: its dropout draws nothing. Its layers call
-    what they call in training: torch's fast path of transformer layers in evaluations is off."""
+    """Puts a model that trains into evaluation mode while the block runs: its dropout draws nothing."""
+    model.eval()
+    try:
+        with without_fast_path():
+            yield
+    finally:
+        model.train()
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Lets transformer layers call in evaluations what they call in training while the block runs."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    model.eval()
     try:
         yield
     finally:
-        model.train()
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Returns the dimensions of a tensor as they lie in memory, the outermost first."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """Returns a tensor whose dimensions lie in memory in this order: dropout draws one value after the other as they
+    lie there. order: as of memory_order()."""
+    if memory_order(tensor) == [*order]:
+        return tensor
+    places = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(*order).contiguous().permute(*places)
 
 
 def without_compiling() -> AbstractContextManager[Any]:

@@ -87,9 +87,18 @@ class Gather:
         dist.all_gather(chunks, tensor, group=self.group)
         return self.chunks.put_together(chunks, dim)
 
+    def mask_of_all(self, mask: Tensor | None, chunk: int) -> Tensor | None:
+        """Returns a mask of the keys of all positions. One of this rank's, as is made of a divided padding mask, is
+        gathered. chunk: the number of the rank's positions."""
+        if mask is None or mask.shape[-1] != chunk or self.chunks.ranks == 1:
+            return mask
+        if mask.dtype == torch.bool:
+            return self.gathered(mask.byte(), -1).bool()
+        return GatherKeys.apply(mask.mT, self).mT  # type: ignore[no-any-return]
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         keys, values = GatherKeys.apply(key, self), GatherKeys.apply(value, self)
-        length, mask = keys.shape[-2], options.pop("attn_mask")
+        length, mask = keys.shape[-2], self.mask_of_all(options.pop("attn_mask"), key.shape[-2])
         if options.pop("is_causal"):
             mask = self.chunks.positions(self.rank, length, query.device)[:, None] >= torch.arange(
                 length, device=query.device
@@ -120,9 +129,10 @@ class Ulysses(Gather):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         inputs = [Exchange.apply(tensor, -3, -2, self.group) for tensor in (query, key, value)]
-        mask = options["attn_mask"]
+        mask = self.mask_of_all(options["attn_mask"], key.shape[-2])
         if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
-            options["attn_mask"] = mask.chunk(self.chunks.ranks, -3)[self.rank]
+            mask = mask.chunk(self.chunks.ranks, -3)[self.rank]
+        options["attn_mask"] = mask
         return Exchange.apply(attention(*inputs, **options), -2, -3, self.group)  # type: ignore[no-any-return]
 
 

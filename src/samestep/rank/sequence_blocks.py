@@ -23,12 +23,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samestep.errors import Refused
-from samestep.job import Job
+from samestep.errors import Refused, UserError
+from samestep.job import Batch, Job
 from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
-from samestep.rank.plan_trial import first_rows, is_close, without_compiling
-from samestep.rank.step import default_generator
+from samestep.rank.job_errors import error_line, raising
+from samestep.rank.plan_trial import (
+    is_close,
+    laid_out,
+    memory_order,
+    tried,
+    with_random_weights,
+    without_compiling,
+    without_fast_path,
+)
+from samestep.rank.step import default_generator, keep_state
 
 ROWS = 3  # of the batch on which modules are tried
 CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large
@@ -74,18 +83,21 @@ class Chunks:
 @dataclass(frozen=True)
 class Block:
     """A module that computes on a chunk. inputs: of each leaf of its arguments, and outputs: of each leaf of what it
-    returns, the dimension of the positions; None: the leaf is not divided."""
+    returns, the dimension of the positions; None: the leaf is not divided. tensors: which leaves of its arguments were
+    tensors when it was tried."""
 
     name: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+    tensors: tuple[bool, ...] = ()
 
 
 class SequenceRank(Protocol):
     """One rank's chunk of a sequence.
 
     split: takes the rank's positions of a tensor of all. join: returns the tensor of all positions. attend: as
-    F.scaled_dot_product_attention, for the queries of the rank's positions and the keys of all.
+    F.scaled_dot_product_attention, for the queries of the rank's positions and the keys of all; a mask has the keys of
+    all, or of the rank's positions.
     """
 
     chunks: Chunks
@@ -188,7 +200,7 @@ class _InBlock(NamedTuple):
             raise Refused(message("dropout_inside_of_divided_block", shape=str([*tensor.shape])))
         shape = [*tensor.shape]
         shape[self.dim] *= self.ranked.chunks.ranks
-        mask = dropout(tensor.new_ones(shape), p)
+        mask = dropout(laid_out(tensor.new_ones(shape), memory_order(tensor)), p)
         chunk = self.ranked.chunks.take(mask, self.dim, self.ranked.rank)
         return tensor.mul_(chunk) if inplace else tensor * chunk
 
@@ -218,20 +230,33 @@ def _forward_on_chunk(
     leaves, rebuilt = flattened((arguments, named))
     if len(leaves) != len(block.inputs):
         raise Refused(message("block_is_called_otherwise", block=block.name))
-    divided = [(leaf, dim) for leaf, dim in zip(leaves, block.inputs) if dim is not None]
+    # A mask may be left out where the rows are not padded.
+    dims = [None if leaf is None else dim for leaf, dim in zip(leaves, block.inputs)]
+    divided = [(leaf, dim) for leaf, dim in zip(leaves, dims) if dim is not None]
     lengths = {leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else -1 for leaf, dim in divided}
-    if len(lengths) > 1 or -1 in lengths:
+    if len(lengths) != 1 or -1 in lengths:
         raise Refused(message("block_is_called_otherwise", block=block.name))
     check_length(max(lengths), ranked.chunks)
-    chunks = [leaf if dim is None else ranked.split(leaf, dim) for leaf, dim in zip(leaves, block.inputs)]
+    chunks = [
+        leaf if dim is None else laid_out(ranked.split(leaf, dim), memory_order(leaf))
+        for leaf, dim in zip(leaves, dims)
+    ]
     (first, dim), (length,) = divided[0], lengths
     arguments, named = rebuilt(chunks)
-    with _calling(_InBlock(ranked, dim, first.dim(), length // ranked.chunks.ranks)):
-        output = forward(*arguments, **named)
+    try:
+        with _calling(_InBlock(ranked, dim, first.dim(), length // ranked.chunks.ranks)):
+            output = forward(*arguments, **named)
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        if not block.tensors or block.tensors == tuple(isinstance(leaf, Tensor) for leaf in leaves):
+            raise
+        raise Refused(message("block_is_called_otherwise", block=block.name)) from error
     leaves, rebuilt = flattened(output)
     if len(leaves) != len(block.outputs):
         raise Refused(message("block_is_called_otherwise", block=block.name))
-    return rebuilt(leaf if dim is None else ranked.join(leaf, dim) for leaf, dim in zip(leaves, block.outputs))
+    return rebuilt(
+        leaf if dim is None else laid_out(ranked.join(leaf, dim), memory_order(leaf))
+        for leaf, dim in zip(leaves, block.outputs)
+    )
 
 
 def check_length(length: int, chunks: Chunks) -> None:
@@ -281,29 +306,50 @@ class Trial:
     Raises Refused for a model without attention.
     """
 
-    def __init__(self, job: Job, device: str, *, training: bool = True) -> None:
-        self._job, self._generator = job, default_generator(device)
+    def __init__(self, job: Job, device: str, batch: Batch, *, training: bool = True) -> None:
+        self._job, self._generator, self._batch = job, default_generator(device), batch
         self.model = job.model().to(device).train(training)
-        self._batch = first_rows(job, ROWS, device)
-        _draw_weights(self.model)
+        self._restore = keep_state(self.model)
         self.attentions: list[Attention] = []
         self._calls, self._open = list[Call](), list[Call]()
-        self.wrong = ""  # the module that cannot be divided
+        self._wrong: Call | None = None  # of a module that cannot be divided
+        self._errors: Sequence[Exception] = ()  # that the module then raises
         with ExitStack() as hooks:
             hooks.enter_context(_replaced_functions())
             for name, module in self.model.named_modules():
                 hooks.callback(module.register_forward_pre_hook(self._begin(name), with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(self._end).remove)
             hooks.enter_context(_calling(self))
-            self._loss = self._forward()
+            self._loss = with_random_weights(self._observed, self.model, partial(_draw_weights, self.model))
         if not self.attentions:
             raise Refused(message("model_without_attention"))
 
+    def _observed(self) -> Tensor | None:
+        for noted in (self.attentions, self._calls, self._open):
+            noted.clear()
+        rows = self._batch.micro_batch.rows
+        return raising("forward", self._forward, rows)  # type: ignore[no-any-return]
+
     def _forward(self) -> Tensor | None:
-        with torch.random.fork_rng(), torch.no_grad(), without_compiling():
-            self._generator.manual_seed(SEED)
-            output = self._job.output(self.model, self._batch)
-            return self._job.criterion(output, self._batch)
+        try:
+            with torch.random.fork_rng(), torch.no_grad(), without_compiling():
+                self._generator.manual_seed(SEED)
+                output = self._job.output(self.model, self._batch)
+                return self._job.criterion(output, self._batch)
+        finally:
+            self._restore()
+
+    def why(self) -> Message:
+        """Returns why the modules cannot be divided."""
+        call = self._wrong
+        block = (call.name or type(call.module).__name__) if call else None
+        leaves = [leaf for leaf in leaves_of(call.arguments) if not isinstance(leaf, Tensor)] if call else []
+        objects = [type(leaf).__name__ for leaf in leaves if hasattr(leaf, "__dict__") and not callable(leaf)]
+        if objects:
+            return message("block_is_given_an_object", block=block, type=objects[0])
+        if self._errors and not isinstance(self._errors[0], _Apart | UserError):
+            return message("block_does_not_take_a_chunk", block=block, error=error_line(self._errors[0]))
+        return message("positions_meet_outside_of_attention", block=block)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         self.attentions.append(Attention(query, key, value, options))
@@ -358,14 +404,14 @@ class Trial:
             block = self._as_block(call, chunks)
             chosen = [(call, block)] if block else self._divisible(call.inner, chunks) if call.inner else None
             if not chosen:
-                self.wrong = self.wrong or call.name
+                self._wrong = self._wrong or call
                 return None
             divided += chosen
         return divided
 
     def _as_block(self, call: Call, chunks: Chunks) -> Block | None:
         """Tries along which dimensions the arguments of a module may be divided. Returns it as a block, or None."""
-        length = self.attentions[call.first].query.shape[-2]
+        length, errors = self.attentions[call.first].query.shape[-2], list[Exception]()
         options: list[list[int | None]] = []
         for leaf in leaves_of(call.arguments):
             dims = [dim for dim, size in enumerate(leaf.shape) if size == length] if isinstance(leaf, Tensor) else []
@@ -373,18 +419,28 @@ class Trial:
             choices: list[int | None] = [dims[0], None] if dims else [None]
             options.append(choices[::-1] if len(dims) > 1 else choices)
         for inputs in islice(product(*options), TRIES):
-            outputs = [self._tried(call, inputs, chunks, rank) for rank in reversed(range(chunks.ranks))]
+            try:
+                outputs = [self._tried(call, inputs, chunks, rank) for rank in reversed(range(chunks.ranks))]
+            except Exception as error:  # as of a shape that does not fit, wherever it shows
+                errors.append(error)
+                continue
             if any(dim is not None for dim in inputs) and outputs[0] and all(dims == outputs[0] for dims in outputs):
-                return Block(call.name, tuple(inputs), outputs[0])
+                tensors = tuple(isinstance(leaf, Tensor) for leaf in leaves_of(call.arguments))
+                return Block(call.name, tuple(inputs), outputs[0], tensors)
+        if self._wrong is None and not call.inner:
+            self._errors = errors
         return None
 
     def _tried(
         self, call: Call, inputs: Sequence[int | None], chunks: Chunks, rank: int
     ) -> tuple[int | None, ...] | None:
         """Calls a module with one rank's chunk. Returns the dimension of the positions in each leaf of its output; None
-        where the output is another one."""
+        where the output is another one. Raises what the module does."""
         leaves, rebuilt = flattened(call.arguments)
-        divided = [leaf if dim is None else chunks.take(leaf, dim, rank) for leaf, dim in zip(leaves, inputs)]
+        divided = [
+            leaf if dim is None else laid_out(chunks.take(leaf, dim, rank), memory_order(leaf))
+            for leaf, dim in zip(leaves, inputs)
+        ]
         first = next(((leaf, dim) for leaf, dim in zip(divided, inputs) if dim is not None), None)
         if first is None:
             return None
@@ -394,8 +450,8 @@ class Trial:
         try:
             with _calling(_InBlock(played, first[1], first[0].dim(), first[0].shape[first[1]])):
                 output = leaves_of(call.module(*arguments, **named))
-        except Exception:  # a shape that does not fit, wherever it shows
-            return None
+        finally:
+            self._restore()
         assert call.random_after is not None
         if not torch.equal(self._generator.get_state(), call.random_after) or played.attended != call.last - call.first:
             return None
@@ -441,7 +497,11 @@ class _Played:
         for tensor, chunk in zip(recorded[:3], (query, key, value)):
             if not _close(self.chunks.take(tensor, -2, self.rank), chunk):
                 raise _Apart
-        length, mask = recorded.query.shape[-2], options["attn_mask"]
+        length, mask, of_all = recorded.query.shape[-2], options["attn_mask"], recorded.options["attn_mask"]
+        if mask is not None and mask.shape[-1] == query.shape[-2] != length:  # of this rank's keys, as padding is
+            if of_all is None or not _close(self.chunks.take(of_all, -1, self.rank), mask):
+                raise _Apart
+            mask = of_all
         if options["is_causal"]:
             places = torch.arange(length, device=query.device)
             mask = self.chunks.positions(self.rank, length, query.device)[:, None] >= places
@@ -474,11 +534,12 @@ class SequencePlan:
     chunks: Chunks
     length: int
 
-    def said(self, how: str) -> Message:
+    def said(self, model: nn.Module, how: str) -> Message:
         """Returns the plan for the user to read."""
         if not self.blocks:
             return message("context_replicas_of_one_rank")
-        names = [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", block.name) for block in self.blocks)]
+        named = [block.name or type(model).__name__ for block in self.blocks]
+        names = [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in named)]
         fields = {"ranks": self.chunks.ranks, "length": self.length, "how": how}
         return message(
             "context_ranks_divide_the_sequence", blocks=names, balanced=self.chunks.balanced or None, **fields
@@ -491,7 +552,7 @@ def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> Sequen
     if ranks == 1:
         return SequencePlan([], Chunks(1), 0)
     with torch.random.fork_rng():
-        trial = Trial(job, device)
+        trial = tried(job, ROWS, device, partial(Trial, job, device))
     lengths = [called.query.shape[-2] for called in trial.attentions]
     causal = all(called.options["is_causal"] for called in trial.attentions)
     balanced = how == "ring" and causal and not any(length % (2 * ranks) for length in lengths)
@@ -499,11 +560,13 @@ def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> Sequen
     _check(how, trial.attentions, ranks, device)
     blocks = trial.blocks(chunks)
     if blocks is None:
-        with torch.random.fork_rng():
-            without_random = Trial(job, device, training=False).blocks(chunks)
-        if without_random:
-            raise Refused(message("random_numbers_inside_of_divided_blocks", block=trial.wrong or None))
-        raise Refused(message("positions_meet_outside_of_attention", block=trial.wrong or None))
+        with torch.random.fork_rng(), without_fast_path():
+            without_random = tried(job, ROWS, device, partial(Trial, job, device, training=False))
+            is_random = without_random.blocks(chunks) is not None
+        if is_random:
+            block = trial.why().fields["block"]
+            raise Refused(message("random_numbers_inside_of_divided_blocks", block=block))
+        raise Refused(trial.why())
     return SequencePlan(blocks, chunks, max(lengths))
 
 

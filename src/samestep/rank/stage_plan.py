@@ -26,7 +26,7 @@ from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.job_errors import error_line, raising
-from samestep.rank.plan_trial import tried
+from samestep.rank.plan_trial import memory_order, tried
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 
@@ -50,11 +50,12 @@ SEED, OTHER_SEEDS = 11, (12, 13, 14)
 @dataclass(frozen=True)
 class Cut:
     """Where a stage begins: the name of a module, and which leaves of its arguments the stage before sends.
-    needs_grad: of each of these, whether a gradient is sent back."""
+    needs_grad: of each of these, whether a gradient is sent back. orders: of each, how its dimensions lie in memory."""
 
     module: str
     leaves: tuple[int, ...] = ()
     needs_grad: tuple[bool, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,9 @@ class Trial:
                 raise Refused(_why(stage, first, error)) from error
             models.append(model)
             if first:
-                cuts.append(Cut(first, tuple(received), tuple(t.requires_grad for t in received.values())))
+                needs_grad = tuple(tensor.requires_grad for tensor in received.values())
+                orders = tuple(tuple(memory_order(tensor)) for tensor in received.values())
+                cuts.append(Cut(first, tuple(received), needs_grad, orders))
                 joints.append((before, received))
         if loss is None or loss.is_meta:
             raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=None, what="loss"))
