@@ -99,6 +99,8 @@ def cases() -> Iterator[Case]:
     for size in (2, 4):
         threads = ("--nproc", str(size), "--as", "threads", "--also", "none")
         yield Case(f"expert {size} threads", (mixture, "--engine", "expert", *threads))
+    for engine, mesh in (("fsdp", "shard=2,tensor=2"), ("tensor", "data=2,tensor=2"), ("fsdp", "data=2,shard=2")):
+        yield Case(f"{engine} {mesh} threads", (job, "--engine", engine, "--mesh", mesh, "--as", "threads"))
     for engine in ("ddp", "pipeline"):
         threads = ("--nproc", "2", "--as", "threads", "--also", "none", "--set", "dropout=0.1")
         yield Case(f"{engine} 2 threads dropout", (job, "--engine", engine, *threads))
