@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from samestep.commands import inspected_setup
 from samestep.commands.command_options import (
     CompareOptions,
     EvaluateOptions,
@@ -14,14 +19,25 @@ from samestep.commands.command_options import (
     SlurmOptions,
     VerifyOptions,
 )
+from samestep.commands.engine_rows import rows_of
+from samestep.commands.inspected_setup import InspectedSetup, inspect_setup
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import arguments
+from samestep.commands.run import check_can_skip
+from samestep.commands.setup import Setup
 from samestep.commands.submit import kubernetes, slurm_script
-from samestep.errors import UserError
+from samestep.engine import Layout
+from samestep.errors import Refused, UserError
+from samestep.launch import Machines
+from samestep.message import Message, message
 from samestep.proof.trace import Trace, TracedMicroBatch, replicas_of
+from samestep.records.inspection import EngineFacts, Inspection, JobFacts, MachineFacts, Question
 from samestep.world.mesh import Mesh
 
 FOUR = Mesh(data=2, tensor=2)
+# What a job has none of.
+NOTHING = {"unused": (), "scalars": (), "varying_calls": {}, "phases": {}, "optimizer": "SGD", "needs_closure": False}
+NOTHING |= {"sync_batchnorm": False, "batch_layers": (), "global_batch": 8, "last": "keep", "second": None}
 GIVEN = ("data=2,tensor=2", "tensor=2, data=2", {"data": 2, "tensor": 2})
 
 
@@ -79,3 +95,68 @@ def test_each_rank_is_compared_with_its_replica_and_no_row_counts_twice() -> Non
     trace = Trace([[_micro_batch(of_rank)] for of_rank in rows], [None] * 4, [], {}, [], FOUR)
     assert trace.rows(0) == [0, 1, 2, 3]
     assert replace(trace, mesh=None).rows(0) == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (VerifyOptions(mesh="data=999999,tensor=999999"), "rank_number_too_large"),
+        (RunOptions(mesh="data=999999"), "rank_number_too_large"),
+        (EvaluateOptions(weights="w", mesh="data=999999"), "rank_number_too_large"),
+        (SlurmOptions(mesh="data=999999"), "rank_number_too_large"),
+        (VerifyOptions(mesh="data=33,tensor=2", ranks_as="threads"), "too_many_ranks_as_threads"),
+        (VerifyOptions(mesh="data=2,tensor=2", ranks_as="threads"), "asked"),
+    ],
+)
+def test_the_ranks_of_a_mesh_have_the_limits_of_nproc(
+    options: RunOptions, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(question: Question, *_: object) -> None:
+        raise UserError(message("asked", ranks=question.replicas))
+
+    monkeypatch.setattr(inspected_setup, "ask", ask)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(UserError) as raised:
+        inspect_setup(options.setup("digits"))
+    assert raised.value.message.id == said
+
+
+@pytest.mark.parametrize(
+    ("engine", "mesh", "rounds", "said"),
+    [
+        ("single", Mesh(tensor=2), 0, "engine_does_not_take_axis"),
+        ("dataparallel", Mesh(data=2), 0, "engine_does_not_take_axis"),
+        ("single", Mesh(), 0, None),
+        ("single", Mesh(data=2), 5, None),  # the baseline of compare
+    ],
+)
+def test_an_engine_of_one_process_takes_no_mesh_of_several_ranks(
+    engine: str, mesh: Mesh, rounds: int, said: str | None
+) -> None:
+    facts = EngineFacts(engine, available=True, process_kind="one", devices=("cpu",), layout=Layout(1))
+    refused = {1: None, 2: None}
+    job = cast(JobFacts, SimpleNamespace(undivided={}, refused=refused, gather_outputs=False, **NOTHING))
+    inspection = Inspection(("cpu",), MachineFacts("", "", "", "", 2), 1, (facts,), job)
+    setup = Setup(engines=(engine,), mesh=mesh, rounds=rounds)
+    row = rows_of(InspectedSetup(setup, 1, Machines(), inspection))[0]
+    reason = row.verdict.reason if row.verdict else None
+    assert (reason.id if isinstance(reason, Message) else None) == said
+
+
+@pytest.mark.parametrize(
+    ("facts", "job", "said"),
+    [
+        ({"cannot_skip": message("pipeline_cannot_skip_steps")}, {}, "engine_cannot_skip_steps"),
+        ({}, {"needs_closure": True}, "optimizer_cannot_skip_steps"),
+        ({}, {"carry_state": True}, "carried_state_cannot_skip_steps"),
+        ({}, {}, None),
+    ],
+)
+def test_a_step_that_cannot_be_left_out_is_refused_before_the_start(
+    facts: Mapping[str, Message], job: Mapping[str, bool], said: str | None
+) -> None:
+    fields = {"needs_closure": False, "carry_state": False, "optimizer": "SGD", **job}
+    engine = EngineFacts("pipeline", available=True, **facts)  # type: ignore[arg-type]
+    with pytest.raises(Refused) if said else nullcontext() as raised:
+        check_can_skip(engine, cast(JobFacts, SimpleNamespace(**fields)))
+    assert not said or (raised and raised.value.message.id == said)

@@ -17,6 +17,7 @@ from samestep.engine import Numerics
 from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
+from samestep.rank.job_errors import error_line
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
@@ -58,7 +59,7 @@ def inspect_engines(
         except UserError:
             raise  # about a value of --set-engine
         except (Exception, SystemExit) as error:
-            row = _broken(name, message("engine_does_not_answer", error=_first_line(error)))
+            row = _broken(name, message("engine_does_not_answer", error=error_line(error)))
         rows.append(row)
     rows += [_broken(name, message("engine_is_shadowed")) for name in engines.shadowed_names()]
     for option in options:
@@ -73,11 +74,7 @@ def inspect_engines(
 def _why_not_loaded(error: BaseException) -> Message:
     if isinstance(error, UserError):
         return message("engine_cannot_be_used", why=error.message)
-    return message("engine_does_not_import", error=_first_line(error))
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return message("engine_does_not_import", error=error_line(error))
 
 
 def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.digests import digest_state
 from samestep.rank.evaluate import chunk_rows
-from samestep.rank.job_errors import raised_on_rows
+from samestep.rank.job_errors import error_line, raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
 from samestep.records.inspection import JobFacts, SecondSize
@@ -139,6 +139,8 @@ def _divided(
                 divided[engine] = said
         except UserError as error:
             undivided[engine] = error.message
+        except Exception as error:  # of one engine, which must not hide what the others say
+            undivided[engine] = message("plan_cannot_be_tried", engine=engine, error=error_line(error))
     return divided, undivided
 
 
