@@ -362,5 +362,6 @@ class Run:
             skipped_steps=self.count.skipped,
             resumed_from=self.count.first,
             end_digests=seen.end_digests if seen else {},
+            divided=seen.divided if seen else {},
             state=seen.state if seen else {},
         )

@@ -7,7 +7,7 @@ function for each quantity that is compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +237,14 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
         if len(wrong) == len(trained):
             return message("gradients_never_reduced")
         return message("gradients_left_out_of_reduction", tensors=wrong)
+    for along in _parts(case.observed, trained):
+        if wrong and {*wrong} <= {*along.names}:
+            factor = _factor(expected, observed, wrong)
+            fields = {"tensors": wrong, "which": along.said(is_all=len(wrong) == len(along.names))}
+            if all(alike(name, factor * expected[name]) for name in wrong):
+                return message("gradients_of_a_part_scaled", factor=factor, **fields)
+            if len(wrong) < len(trained):
+                return message("gradients_of_a_part_wrong", **fields)
     before_last = case.expectation.arrays("gradient", ".before_last")
     if before_last:
         rank0_before = case.expectation.arrays("gradient", ".own_before_last")
@@ -253,6 +261,38 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
     if shares[worst] < 1e-2:
         return message("gradients_rounded_on_their_way", share=shares[worst])
     return message("part_of_gradient_missing_or_repeated")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The parameters that the ranks of an axis divide, or have whole, or that one place of it alone has. size: of the
+    axis. place: None: of all places."""
+
+    names: Sequence[str]
+    axis: str
+    size: int
+    place: int | None = None
+    is_whole: bool = False
+
+    def said(self, *, is_all: bool) -> Message:
+        """Returns which they are. is_all: whether all of them are meant."""
+        how_many = message("all_of" if is_all else "some_of")
+        fields = {"axis": self.axis, "ranks": self.size, "how_many": how_many}
+        if self.place is not None:
+            return message("parameters_at_a_place_of_the_axis", place=self.place, **fields)
+        return message("parameters_whole_along_the_axis" if self.is_whole else "parameters_divided_along", **fields)
+
+
+def _parts(observed: Trace, names: Sequence[str]) -> Iterator[_Part]:
+    """Yields into which parts the axes of a mesh divide these parameters, the smallest ones of each axis first."""
+    for axis, size in (observed.mesh.sizes if observed.mesh else {}).items():
+        places = {name: observed.divided[name][axis] for name in names if axis in observed.divided.get(name, {})}
+        for place in range(size):
+            if alone := [name for name in places if places[name] == {place}]:
+                yield _Part(alone, axis, size, place)
+        if places:
+            yield _Part([*places], axis, size)
+            yield _Part([name for name in names if name not in places], axis, size, is_whole=True)
 
 
 def _slack(expectation: Expectation, start: Any, expected: Any) -> float:

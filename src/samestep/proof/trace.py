@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from samestep.records.record import (
@@ -13,6 +13,7 @@ from samestep.records.record import (
     Record,
     ReferenceLayoutRecord,
     ReferenceTrainingRecord,
+    TrainingRecord,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Trace:
     micro_batches: [process][micro-batch in order]. start: per process, a digest of its first weights.
 
     rates: [process][optimizer step][parameter group], the learning rate that each real step used.
-    state: rank 0's final weights and buffers. evaluation: [process], empty without one.
+    state: rank 0's final weights and buffers. evaluation: [process], empty without one. divided: parameter -> axis of
+    the mesh that divides it -> the places of the ranks that have a part of it, or all of it.
     """
 
     micro_batches: list[list[TracedMicroBatch]]
@@ -59,6 +61,7 @@ class Trace:
     state: State
     evaluation: list[EvaluationRecord]
     mesh: Mesh | None = None  # of the processes
+    divided: Mapping[str, Mapping[str, frozenset[int]]] = field(default_factory=dict)
 
     @property
     def epochs(self) -> dict[int, int]:
@@ -112,7 +115,17 @@ def of_engine(record: Record, training: str) -> Trace:
         state=record.arrays(training),
         evaluation=[rank.evaluation for rank in ranks if rank.evaluation],
         mesh=record.ranks[0].world.mesh,
+        divided=_divided(ranks),
     )
+
+
+def _divided(ranks: Sequence[TrainingRecord]) -> dict[str, dict[str, frozenset[int]]]:
+    divided: dict[str, dict[str, frozenset[int]]] = {}
+    for rank in ranks:
+        for name, places in rank.divided.items():
+            axes = divided.setdefault(name, {})
+            axes |= {axis: axes.get(axis, frozenset()) | {place} for axis, place in places.items()}
+    return divided
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Ten
     for name, parameter in parameters.items() if sizes else ():
         if parameter.is_meta or not (divided_along(parameter) or is_shard(parameter)):
             continue
-        place, parts, coordinates = 0, 1, _coordinates(parameter, world)
+        place, parts, coordinates = 0, 1, divided_at(parameter, world)
         for axis, size in sizes.items():
             parts *= size if axis in coordinates else 1
             place = place * (size + 1) + (1 + coordinates[axis] if axis in coordinates else 0)
@@ -88,12 +88,14 @@ def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Ten
     return copied
 
 
-def _coordinates(parameter: Any, world: World) -> dict[str, int]:
+def divided_at(parameter: Any, world: World) -> dict[str, int]:
     """Returns the axes along which ranks have different parts of a parameter, or different ones -> this rank's place
     there."""
     if axes := divided_along(parameter):
         places = world.mesh.coordinates(world.rank) if world.mesh else {}
         return {axis: place for axis, place in places.items() if axis in axes}
+    if not is_shard(parameter):
+        return {}
     mesh = parameter.device_mesh
     of_axes = zip(mesh.mesh_dim_names or (), parameter.placements, mesh.get_coordinate() or ())
     return {axis: place for axis, placement, place in of_axes if not placement.is_replicate()}

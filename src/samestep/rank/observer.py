@@ -18,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.digests import copied_parameters, digest_rows, digest_state, digests
+from samestep.rank.digests import copied_parameters, digest_rows, digest_state, digests, divided_at
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
 from samestep.records.record import MicroBatchRecord, TensorRecord
@@ -94,6 +94,7 @@ class Observer:
         self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
         self.start_digest: str | None = None
         self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
+        self.divided: dict[str, dict[str, int]] = {}  # as of TrainingRecord
         self.autocast = False
         self._depth, self._stepping = 0, set[int]()
         self._state_of: StateOf | None = None
@@ -160,6 +161,9 @@ class Observer:
         copied = copied_parameters(model, self.world)
         parameters = {name: tensor for tensors in copied.values() for name, tensor in tensors.items()}
         self.end_digests = dict(zip(parameters, digests(parameters)))
+        if self.world.mesh:
+            named = {name: parameter for name, parameter in model.named_parameters() if not parameter.is_meta}
+            self.divided = {name: at for name, p in named.items() if (at := divided_at(p, self.world))}
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
         """Returns epoch -> this rank's rows in the epoch's first step."""

@@ -112,7 +112,8 @@ class TrainingRecord:
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter, and part of one, that other ranks hold,
-    too, after the last step; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
+    too, after the last step; divided: parameter -> axis of the mesh along which ranks have other parts of it, or others
+    -> this rank's place there; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were
@@ -134,6 +135,7 @@ class TrainingRecord:
     later: Mapping[int, list[int]] = field(default_factory=dict)
     rates: list[list[float]] = field(default_factory=list)
     end_digests: Mapping[str, int] = field(default_factory=dict)
+    divided: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     skipped_steps: int = 0
     peak_memory_bytes: int | None = None
     evaluation: EvaluationRecord | None = None
