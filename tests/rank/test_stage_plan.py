@@ -145,6 +145,7 @@ def normed() -> nn.Module:
         (lambda: Blocks(changing), 2, ["blocks.2"]),
         (lambda: Blocks(lambda model, x: plain(model, x, repeatable)), 2, ["blocks.2"]),
         (normed, 2, ["2"]),
+        (lambda: nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)) for _ in range(4))), 2, ["2"]),
         (Conditioned, 3, ["blocks.1", "blocks.2"]),
     ],
 )
@@ -186,6 +187,11 @@ def test_a_plan_takes_no_random_numbers_from_the_training() -> None:
     before = torch.random.get_rng_state()
     stage_plan(heads(), 2)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_rows_that_a_forward_pass_changes_are_each_stages_own() -> None:
+    asked = job(lambda: Blocks(lambda model, x: plain(model, x.mul_(2))))
+    assert stage_plan(asked, 2).changes_rows and not stage_plan(job(lambda: Blocks(plain)), 2).changes_rows
 
 
 def test_without_random_numbers_no_state_of_them_is_sent() -> None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
-from samestep.rank.plan_trial import laid_out
+from samestep.rank.plan_trial import fresh, laid_out
 from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
     Absent,
@@ -111,10 +111,11 @@ class StageModule(nn.Module):
             if self.draws:
                 generator.set_state(received[-1].cpu())
             assert self.receives
-            flat = zip(absent.items(), received, self.receives.orders)
-            return {
-                leaf: laid_out(values[: like.numel()].view(like.shape), order) for (leaf, like), values, order in flat
-            }
+            tensors = {}
+            for (leaf, like), values, order in zip(absent.items(), received, self.receives.orders):
+                # Cloned as in the trial: a module may change its input in place.
+                tensors[leaf] = laid_out(values[: like.numel()].view(like.shape), order).clone()
+            return tensors
 
         try:
             with without(self._of_other_stages):
@@ -162,8 +163,9 @@ class Pipeline:
         if self._grow(batches) or self._schedule is None:
             self._build()
         numbers = torch.arange(len(batches))
-        for module in self._modules.values():
-            module.batches, module.losses = batches, {}
+        copied = self.divided.plan.changes_rows
+        for place, module in enumerate(self._modules.values()):
+            module.batches, module.losses = [*map(fresh, batches)] if copied and place else batches, {}
         last = len(self.divided.rank_of) - 1
         first_input = (numbers,) if 0 in self._modules else ()
         target = numbers if last in self._modules else None
@@ -188,6 +190,7 @@ class Pipeline:
                 continue
             self._known.add(shapes)
             leaves = {cut.module: cut.leaves for cut in cuts}
+            batch = fresh(batch) if self.divided.plan.changes_rows else batch
             found = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
             sizes = [[(shape.numel(), dtype) for shape, dtype in tensors] for tensors in found]
             self._sizes = [[max(pair) for pair in zip(*cut)] for cut in zip(self._sizes, sizes)] or sizes

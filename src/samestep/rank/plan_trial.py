@@ -18,7 +18,7 @@ from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.errors import UserError
 from samestep.job import Batch, Job, MicroBatch
-from samestep.job.walk import leaves_of
+from samestep.job.walk import leaves_of, mapped_tensors
 from samestep.rank.job_errors import raised_on_rows, raising
 
 LOOKED_AT = 16  # rows, of which those that a plan is tried on are chosen
@@ -48,6 +48,11 @@ def first_rows(job: Job, count: int, device: str) -> Batch:
             pass
     first = _with_rows(first, first.indices[:count])
     return Batch(to_device(raising("reading", lambda: rows[first][1], count), device), first)
+
+
+def fresh(batch: Batch) -> Batch:
+    """Returns a batch with copies of its tensors, for a forward pass that may change these in place."""
+    return replace(batch, data=mapped_tensors(Tensor.clone, batch.data))
 
 
 def _first_micro_batch(job: Job) -> MicroBatch:

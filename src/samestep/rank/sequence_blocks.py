@@ -29,6 +29,7 @@ from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import (
+    fresh,
     is_close,
     laid_out,
     memory_order,
@@ -334,8 +335,8 @@ class Trial:
         try:
             with torch.random.fork_rng(), torch.no_grad(), without_compiling():
                 self._generator.manual_seed(SEED)
-                output = self._job.output(self.model, self._batch)
-                return self._job.criterion(output, self._batch)
+                batch = fresh(self._batch)
+                return self._job.criterion(self._job.output(self.model, batch), batch)
         finally:
             self._restore()
 

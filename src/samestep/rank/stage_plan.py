@@ -26,7 +26,7 @@ from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.job_errors import error_line, raising
-from samestep.rank.plan_trial import memory_order, tried
+from samestep.rank.plan_trial import fresh, memory_order, tried
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 
@@ -61,11 +61,13 @@ class Cut:
 @dataclass(frozen=True)
 class StagePlan:
     """Where the stages begin, but for the first one. holders: the name of a parameter or buffer -> the stages that use
-    it. draws: whether random numbers are drawn after the first stage, as by dropout."""
+    it. draws: whether random numbers are drawn after the first stage, as by dropout. changes_rows: whether the forward
+    pass changes its rows in place, so that each stage needs rows of its own."""
 
     cuts: tuple[Cut, ...]
     holders: Mapping[str, tuple[int, ...]]
     draws: bool
+    changes_rows: bool = False
 
     @property
     def stages(self) -> int:
@@ -169,7 +171,8 @@ class Trial:
     pass."""
 
     def __init__(self, job: Job, device: str, batch: Batch) -> None:
-        self.model, self.device, self._batch = job.model().to(device).train(), device, batch
+        self.model, self.device = job.model().to(device).train(), device
+        self._batch, self._changes_rows = batch, False
         self._job = job.of_phases()[0]
         self._whole = self._copy(job)
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
@@ -229,7 +232,10 @@ class Trial:
             self._events.append(("use", name))
 
     def _loss(self, model: nn.Module) -> Tensor:
-        loss: Tensor = self._job.criterion(self._job.forward(model, self._batch), self._batch)
+        batch = fresh(self._batch)
+        before = [(leaf, leaf._version) for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
+        loss: Tensor = self._job.criterion(self._job.forward(model, batch), batch)
+        self._changes_rows = self._changes_rows or any(leaf._version > version for leaf, version in before)
         return loss
 
     def blocks(self, stages: int) -> list[str]:
@@ -258,7 +264,7 @@ class Trial:
             raise Refused(message("reentrant_checkpoint_is_not_cut"))
         holders = self._holders(begins)
         cuts = self._cuts(begins, holders)
-        return StagePlan(cuts, holders, self._draws)
+        return StagePlan(cuts, holders, self._draws, self._changes_rows)
 
     def _holders(self, begins: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Returns which stages use each parameter and buffer: in an operation, or else by calling its module."""
@@ -365,8 +371,8 @@ def _receive(
         if not isinstance(sent[number], Tensor) or sent[number].shape != tensor.shape:
             raise RuntimeError("the stage before has a tensor of another shape")
         received[number] = sent[number].detach().requires_grad_(sent[number].requires_grad)
-    # Not the leaves themselves: a module may change its input in place, as autograd allows of no leaf.
-    return {number: tensor.view_as(tensor) for number, tensor in received.items()}
+    # Not the leaves themselves: a module may change its input in place, as autograd allows of no leaf and of no view.
+    return {number: tensor.clone() for number, tensor in received.items()}
 
 
 def tensors_of(model: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:

@@ -28,7 +28,7 @@ from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
 from samestep.rank.job_errors import raising
-from samestep.rank.plan_trial import evaluating, is_close, tried, with_random_weights, without_compiling
+from samestep.rank.plan_trial import evaluating, fresh, is_close, tried, with_random_weights, without_compiling
 from samestep.rank.step import keep_state
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
@@ -276,8 +276,9 @@ class Trial:
         try:
             with torch.random.fork_rng(), torch.no_grad(), without_compiling():
                 torch.manual_seed(SEED)
-                output = raising("forward", lambda: self._job.forward(self.model, self._batch), rows)
-                return output, raising("criterion", lambda: self._job.criterion(output, self._batch), rows)
+                batch = fresh(self._batch)
+                output = raising("forward", lambda: self._job.forward(self.model, batch), rows)
+                return output, raising("criterion", lambda: self._job.criterion(output, batch), rows)
         finally:
             self._restore()
 
