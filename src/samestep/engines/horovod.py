@@ -46,6 +46,8 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
     model = job.model().to(world.device)
     if sent := [name for name, tensor in model.state_dict().items() if tensor.dtype == torch.bfloat16]:
         raise Refused(message("horovod_sends_no_bfloat16", tensors=sent))
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.contiguous()  # it sends no other
     optimizer = hvd.DistributedOptimizer(
         job.optimizer.build(model),
         named_parameters=model.named_parameters(),

@@ -139,7 +139,10 @@ class TrainingState:
         if ema:
             averages = {name: (average, parameter) for name, average, parameter in ema.named(self.model)}
             given = {name: pair for name, pair in averages.items() if self._writes(pair[1])}
-            tree["ema"] = {name: Piece(a.clone(), tuple(p.shape), place_of(p)[1]) for name, (a, p) in given.items()}
+            tree["ema"] = {
+                name: Piece(a.clone(memory_format=torch.contiguous_format), tuple(p.shape), place_of(p)[1])
+                for name, (a, p) in given.items()
+            }
         if self.world.rank == 0:
             tree["groups"] = [plain_numbers(group) for group in self.optimizer.param_groups]
             tree["recipe"] = list(self.recipe)

@@ -89,7 +89,7 @@ def _write_init(small: Job, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     state = {name: value.cpu() for name, value in small.model().state_dict().items() if isinstance(value, Tensor)}
     # Cloned, because the format does not allow two names for one tensor (tied weights).
-    save_file({n: t * INIT if t.is_floating_point() else t.clone() for n, t in state.items()}, file)
+    save_file({n: (t * INIT if t.is_floating_point() else t.clone()).contiguous() for n, t in state.items()}, file)
 
 
 def _write_tensors(plan: Plan, name: str, weights: Path, predictions: Path) -> int:
