@@ -14,7 +14,7 @@ PYTEST_CHECK = -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST_MORE =
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
-DEMO = compare digits --launcher fork --rounds 3 --measured-steps 8 --warmup-steps 3
+DEMO = compare digits --quick --launcher fork --rounds 3 --measured-steps 8 --warmup-steps 3
 
 .PHONY: demo test check full lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
 .PHONY: proof-cost hangs watchdog kills checkpoint-faults museum museum-pins clean

@@ -122,7 +122,7 @@ class LaunchOptions(Options):
 @dataclass(frozen=True)
 class ProofOptions(LaunchOptions):
     """The options of every proof. engines: empty: all of them. steps: of each training of the proof. mesh: how the
-    ranks are arranged."""
+    ranks are arranged. quick: compare the first gradient and SGD's steps alone."""
 
     job: Job = "digits"
     engines: Engines = ()
@@ -135,13 +135,17 @@ class ProofOptions(LaunchOptions):
         int | None,
         Option(help="Optimizer steps of each training of the proof; by default 8, or 4 if a step takes long.", min=4),
     ] = None
+    quick: Annotated[
+        bool,
+        Option("--quick", help="Compare the first gradient and SGD's steps alone; the answer says what is left out."),
+    ] = False
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
         engines, launchers = names(self.engines, "--engines"), names(self.launchers, "--launchers")
         engines = () if "all" in engines else engines
         setup = self._setup(job, engines, self.settings, self.engine_settings, launchers)
-        return replace(setup, steps=self.steps, proves=True, mesh=parse_mesh(self.mesh))
+        return replace(setup, steps=self.steps, proves=True, mesh=parse_mesh(self.mesh), quick=self.quick)
 
 
 @dataclass(frozen=True)
@@ -150,8 +154,8 @@ class VerifyOptions(ProofOptions):
 
     resume: interrupt each training of the proof, and continue it in a second launch from its checkpoint, on
     resume_nproc ranks of resume_engine; each of these options asks for it. ranks_as: 'processes', or 'threads' of one
-    process. quick: compare the first gradient and SGD's steps alone. also: another number of ranks that is proven, too;
-    None: a small prime, but with quick or resume none; 'none'.
+    process. also: another number of ranks that is proven, too; None: a small prime, but with quick or resume none;
+    'none'.
     """
 
     _: KW_ONLY
@@ -173,16 +177,12 @@ class VerifyOptions(ProofOptions):
         int | None, Option(help="Ranks that continue it, on each machine; by default as before.")
     ] = None
     resume_engine: Annotated[str, Option(help="The engine that continues it; by default the one that began it.")] = ""
-    quick: Annotated[
-        bool,
-        Option("--quick", help="Compare the first gradient and SGD's steps alone; the answer says what is left out."),
-    ] = False
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
         resumes = self.resume or self.resume_nproc is not None or self.resume_engine
         resume = Resume(self.resume_nproc, self.resume_engine) if resumes else None
-        setup = replace(super().setup(job), resume=resume, quick=self.quick, also=self._second_size(bool(resumes)))
+        setup = replace(super().setup(job), resume=resume, also=self._second_size(bool(resumes)))
         return replace(setup, as_threads=self._as_threads(bool(resumes)))
 
     def _second_size(self, resumes: bool) -> int | None:
