@@ -51,6 +51,13 @@ class Model(nn.Module):
         return x.mean(1)
 
 
+class InPlace(Block):
+    """Changes its input in place, and what another module has returned."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x.mul_(2), mask).add_(1)
+
+
 class Counted(nn.Module):
     """Adds what depends on where a position is, and counts from 0 in each call."""
 
@@ -154,8 +161,9 @@ PADDED = (torch.arange(LENGTH) < 5)[None, None, None]
         (lambda: Model(Block(), before=Convolution()), 2, "gather"),
         (lambda: Model(encoder()), 2, "gather"),
         (lambda: Model(Block(nn.Dropout(0.5))), 2, "gather"),
+        (lambda: Model(InPlace(), InPlace()), 2, "gather"),
     ],
-    ids=["two", "causal", "ring", "mask", "padding", "norm", "before", "encoder", "dropout"],
+    ids=["two", "causal", "ring", "mask", "padding", "norm", "before", "encoder", "dropout", "in place"],
 )
 def test_blocks_are_found(model: Callable[[], Model], ranks: int, how: str) -> None:
     plan = sequence_plan(job(model), ranks, how)

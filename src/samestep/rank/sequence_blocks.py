@@ -9,7 +9,7 @@ What comes before and after these modules (position embeddings, pooling, the los
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -282,19 +282,24 @@ class Attention(NamedTuple):
 class Call:
     """One call of a module in which attention is computed.
 
-    random: the generator's state before it, and random_after. first, last: of the trial's attentions. inner: calls of
-    modules inside of it.
+    arguments, output: their leaves. rebuilt: makes arguments of leaves. random: the generator's state before it, and
+    random_after. first, last: of the trial's attentions. inner: calls of modules inside of it.
     """
 
     name: str
     module: nn.Module
-    arguments: Any
+    arguments: list[Any]
+    rebuilt: Callable[[Iterable[Any]], Any]
     random: Tensor
     first: int
     last: int = 0
-    output: Any = None
+    output: list[Any] = field(default_factory=list)
     random_after: Tensor | None = None
     inner: list[Call] = field(default_factory=list)
+
+
+def _copies(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 class _Apart(Exception):
@@ -344,7 +349,7 @@ class Trial:
         """Returns why the modules cannot be divided."""
         call = self._wrong
         block = (call.name or type(call.module).__name__) if call else None
-        leaves = [leaf for leaf in leaves_of(call.arguments) if not isinstance(leaf, Tensor)] if call else []
+        leaves = [leaf for leaf in call.arguments if not isinstance(leaf, Tensor)] if call else []
         objects = [type(leaf).__name__ for leaf in leaves if hasattr(leaf, "__dict__") and not callable(leaf)]
         if objects:
             return message("block_is_given_an_object", block=block, type=objects[0])
@@ -362,14 +367,17 @@ class Trial:
     def _begin(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:
             state = self._generator.get_state()
-            self._open.append(Call(name, module, (arguments, named), state, len(self.attentions)))
+            # Copies: the module may change its arguments in place, and what comes after it its output.
+            leaves, rebuilt = flattened((arguments, named))
+            self._open.append(Call(name, module, _copies(leaves), rebuilt, state, len(self.attentions)))
 
         return hook
 
     def _end(self, module: nn.Module, arguments: Any, output: Any) -> None:
         call = self._open.pop()
-        call.last, call.output = len(self.attentions), output
+        call.last = len(self.attentions)
         if call.last > call.first:
+            call.output = _copies(leaves_of(output))
             call.random_after = self._generator.get_state()
             (self._open[-1].inner if self._open else self._calls).append(call)
 
@@ -387,7 +395,7 @@ class Trial:
             blocks[block.name] != block for _, block in chosen
         ):
             return None
-        outputs = [(leaf, dim) for call, block in chosen for leaf, dim in zip(leaves_of(call.output), block.outputs)]
+        outputs = [(leaf, dim) for call, block in chosen for leaf, dim in zip(call.output, block.outputs)]
         joined = [leaf for leaf, dim in outputs if dim is not None]
         for rank in range(chunks.ranks):
             with on_chunks(self.model, [*blocks.values()], _Played(self, calls, chunks, rank, joined)):
@@ -414,7 +422,7 @@ class Trial:
         """Tries along which dimensions the arguments of a module may be divided. Returns it as a block, or None."""
         length, errors = self.attentions[call.first].query.shape[-2], list[Exception]()
         options: list[list[int | None]] = []
-        for leaf in leaves_of(call.arguments):
+        for leaf in call.arguments:
             dims = [dim for dim, size in enumerate(leaf.shape) if size == length] if isinstance(leaf, Tensor) else []
             # A mask of queries and keys need not be divided: its rows are taken where attention is computed.
             choices: list[int | None] = [dims[0], None] if dims else [None]
@@ -426,7 +434,7 @@ class Trial:
                 errors.append(error)
                 continue
             if any(dim is not None for dim in inputs) and outputs[0] and all(dims == outputs[0] for dims in outputs):
-                tensors = tuple(isinstance(leaf, Tensor) for leaf in leaves_of(call.arguments))
+                tensors = tuple(isinstance(leaf, Tensor) for leaf in call.arguments)
                 return Block(call.name, tuple(inputs), outputs[0], tensors)
         if self._wrong is None and not call.inner:
             self._errors = errors
@@ -437,16 +445,16 @@ class Trial:
     ) -> tuple[int | None, ...] | None:
         """Calls a module with one rank's chunk. Returns the dimension of the positions in each leaf of its output; None
         where the output is another one. Raises what the module does."""
-        leaves, rebuilt = flattened(call.arguments)
+        own = _copies(call.arguments)
         divided = [
             leaf if dim is None else laid_out(chunks.take(leaf, dim, rank), memory_order(leaf))
-            for leaf, dim in zip(leaves, inputs)
+            for leaf, dim in zip(own, inputs)
         ]
         first = next(((leaf, dim) for leaf, dim in zip(divided, inputs) if dim is not None), None)
         if first is None:
             return None
         played = _Played(self, [call], chunks, rank)
-        arguments, named = rebuilt(divided)
+        arguments, named = call.rebuilt(divided)
         self._generator.set_state(call.random)
         try:
             with _calling(_InBlock(played, first[1], first[0].dim(), first[0].shape[first[1]])):
@@ -456,7 +464,7 @@ class Trial:
         assert call.random_after is not None
         if not torch.equal(self._generator.get_state(), call.random_after) or played.attended != call.last - call.first:
             return None
-        dims, expected = list[int | None](), leaves_of(call.output)
+        dims, expected = list[int | None](), call.output
         if len(expected) != len(output):
             return None
         for tensor, chunk in zip(expected, output):
