@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from samestep import engine
 
-DIVIDING = ("context", "pipeline", "tensor")
+DIVIDING = ("context", "expert", "pipeline", "tensor")
 SCRIPTED = tuple(name for name in engine.names() if name not in DIVIDING)
