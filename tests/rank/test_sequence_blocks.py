@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from mutations.jobs import sequences
 from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.rank import sequence_blocks
+from samestep.rank.plan_trial import first_rows
 from samestep.rank.sequence_blocks import Chunks, attention, on_chunks, sequence_plan
 
 LENGTH, WIDTH = 8, 12
@@ -175,6 +177,12 @@ def padded_rows(*ends: int) -> Tensor:
     """Rows that are 0 from their end on."""
     inputs = torch.randn(len(ends), LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
     return inputs * (torch.arange(LENGTH) < torch.tensor(ends)[:, None])[..., None]
+
+
+def test_plans_are_tried_on_rows_that_differ_in_their_padding() -> None:
+    for ends, chosen in (((8, 8, 8, 8, 8, 3, 8), [0, 5, 1]), ((8,) * 7, [0, 1, 2])):
+        in_order = replace(job(encoder, padded_rows(*ends)), shuffle=False)
+        assert first_rows(in_order, 3, "cpu").micro_batch.indices.tolist() == chosen
 
 
 @pytest.mark.parametrize("left_out", [False, True])
