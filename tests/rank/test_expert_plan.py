@@ -74,6 +74,26 @@ def leaving_behind(model: Any, x: Tensor) -> Tensor:
     return out
 
 
+def with_a_penalty(model: Any, x: Tensor) -> Tensor:
+    return top_two(model, x) + sum(parameter.square().sum() for parameter in model.experts.parameters())
+
+
+def changed_in_place(model: Any, x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for share, expert in zip(model.gate(x).softmax(-1).T, model.experts):
+        computed = expert(x)
+        computed *= share[:, None]
+        out += computed
+    return out
+
+
+def counted(model: Any, x: Tensor) -> Tensor:
+    """An attribute and a buffer that are assigned, and a list that grows."""
+    model.calls = getattr(model, "calls", 0) + 1
+    model.history = [*getattr(model, "history", ()), x.detach().mean()]
+    return all_experts(model, x) * 0.5**model.calls
+
+
 def linear() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
 
@@ -99,7 +119,7 @@ def job(go: Callable[[Any, Tensor], Tensor], expert: Callable[[], nn.Module] = l
     )
 
 
-@pytest.mark.parametrize("go", [top_two, all_experts, with_capacity, over_the_rows])
+@pytest.mark.parametrize("go", [top_two, all_experts, with_capacity, over_the_rows, changed_in_place, counted])
 def test_experts_are_found_whatever_the_routers_code_is(go: Callable[[Any, Tensor], Tensor]) -> None:
     (experts,) = expert_plan(job(go), 2).lists
     assert (experts.router, len(experts.names), experts.widths) == ("", 4, (8, 8))
@@ -114,6 +134,8 @@ def test_experts_are_found_whatever_the_routers_code_is(go: Callable[[Any, Tenso
         (top_two, linear, 3, "experts_do_not_divide"),
         (top_two, lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), 2, "random_numbers_inside_of_experts"),
         (top_two, lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8).eval()), 2, "model_without_experts"),
+        (top_two, lambda: nn.utils.weight_norm(nn.Linear(8, 8)), 2, "experts_with_hooks"),
+        (with_a_penalty, linear, 2, "experts_read_outside"),
         (leaving_behind, linear, 2, "router_is_not_computed_twice"),
     ],
 )

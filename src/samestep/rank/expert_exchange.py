@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,20 +19,47 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from samestep.job.walk import mapped_tensors
 from samestep.rank.step import default_generator
 
 NOT_CALLED = -1  # in the place of a number of rows
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 Rows = Mapping[str, Tensor]  # the name of an expert -> its rows, shape [..., width]
 Forwards = Mapping[str, Callable[[Tensor], Tensor]]  # the name of an expert -> its own forward
-# Returns the experts' outputs, and a tensor whose backward pass every rank has to compute; None: there is none.
-Compute = Callable[[Forwards, Rows], tuple[Rows, Tensor | None]]
+# Returns the experts' outputs, and a tensor whose backward pass every rank has to compute.
+Compute = Callable[[Forwards, Rows], tuple[Rows, Tensor]]
 
 
-def on_this_rank(forwards: Forwards, rows: Rows) -> tuple[Rows, None]:
-    """Computes the experts' outputs."""
-    return {name: forwards[name](given) for name, given in rows.items()}, None
+def keep_state(module: nn.Module) -> Callable[[], None]:
+    """Returns a function that puts back the buffers and the attributes of a module and of those inside of it."""
+    saved = [(inner, inner._buffers.copy(), [*map(_copied, vars(inner).items())]) for inner in module.modules()]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+
+    def restore() -> None:
+        for inner, buffers, attributes in saved:
+            inner._buffers.clear()
+            inner._buffers.update(buffers)
+            for name in vars(inner).keys() - {name for name, _, _ in attributes}:
+                del vars(inner)[name]
+            for name, value, copied in attributes:
+                vars(inner)[name] = value
+                if isinstance(value, list):
+                    value[:] = copied
+                elif isinstance(value, dict | set) and name not in OF_MODULES:
+                    value.clear()
+                    value.update(copied)
+        for buffer, before in values:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+
+    return restore
+
+
+def _copied(item: tuple[str, Any]) -> tuple[str, Any, Any]:
+    name, value = item
+    return name, value, copy(value) if isinstance(value, list | dict | set) and name not in OF_MODULES else None
 
 
 class TwoPasses:
@@ -53,12 +81,17 @@ class TwoPasses:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Takes the place of the modules' forward while the block runs."""
+        modules = (self._router, *self._experts.values())
+        before = [vars(module).get("forward") for module in modules]
         self.install()
         try:
             yield
         finally:
-            for module in (self._router, *self._experts.values()):
-                del module.forward
+            for module, forward in zip(modules, before):
+                if forward is None:
+                    del module.forward
+                else:
+                    module.forward = forward
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         generators = [default_generator(device) for device in {"cpu", *(str(p.device) for p in self._parameters())}]
@@ -70,16 +103,13 @@ class TwoPasses:
             output = self._forward(*arguments, **named)
         finally:
             self._outputs = None
-        return output if used is None else mapped_tensors(partial(_with_backward_of, used), output)
+        return mapped_tensors(partial(_with_backward_of, used), output)
 
     def rows_of(self, *arguments: Any, **named: Any) -> Rows:
         """Computes the first pass. Returns the rows that each called expert gets."""
-        buffers = [(buffer, buffer.clone()) for buffer in self._router.buffers()]
-        self._rows = {}
+        restore, self._rows = keep_state(self._router), {}
         self._forward(*arguments, **named)
-        for buffer, before in buffers:
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
+        restore()
         return self._rows
 
     def _parameters(self) -> Iterator[Tensor]:
@@ -96,31 +126,39 @@ class Exchange:
     """Exchanges rows and outputs among the ranks that divide a list of experts: a Compute.
 
     experts: by name, of which each rank has as many that follow each other. widths: the last sizes of their inputs and
-    of their outputs. group: the ranks, in the order of the experts.
+    of their outputs. group: the ranks, in the order of the experts; None: this rank has them all.
     """
 
     def __init__(
-        self, experts: Mapping[str, nn.Module], widths: tuple[int, int], *, group: dist.ProcessGroup, device: str
+        self, experts: Mapping[str, nn.Module], widths: tuple[int, int], *, group: dist.ProcessGroup | None, device: str
     ) -> None:
         self.names, self.widths, self.group, self.device = [*experts], widths, group, device
-        self.share = len(experts) // group.size()
+        self.place, self.size = (group.rank(), group.size()) if group else (0, 1)
+        self.share = len(experts) // self.size
+        owned = self.names[self.place * self.share :][: self.share]
+        self.parameters = [parameter for name in owned for parameter in experts[name].parameters()]
         self.dtype = next(parameter.dtype for module in experts.values() for parameter in module.parameters())
 
     def __call__(self, forwards: Forwards, rows: Rows) -> tuple[Rows, Tensor]:
         called = [name for name in self.names if name in rows]
         flat = [rows[name].flatten(0, -2) for name in called]
         sizes = {name: len(part) for name, part in zip(called, flat)}
-        counts = torch.empty(self.group.size(), len(self.names), dtype=torch.int64, device=self.device)
+        counts = torch.empty(self.size, len(self.names), dtype=torch.int64, device=self.device)
         mine = torch.tensor([[sizes.get(name, NOT_CALLED) for name in self.names]], device=self.device)
-        dist.all_gather_into_tensor(counts, mine, group=self.group)
+        if self.group:
+            dist.all_gather_into_tensor(counts, mine, group=self.group)
+        else:
+            counts.copy_(mine)
         nothing = torch.empty(0, self.widths[0], dtype=self.dtype, device=self.device)
         # Its gradient is nobody's: with it, the backward pass exchanges gradients on ranks that send no rows, too.
         anchor = torch.zeros((), device=self.device, requires_grad=torch.is_grad_enabled())
-        given = torch.cat([*flat, nothing]), anchor, self, forwards, counts.tolist()
-        returned: Tensor = _Exchanged.apply(*given)  # type: ignore[no-untyped-call]
+        given = self, forwards, counts.tolist(), torch.cat([*flat, nothing]), anchor
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        returned: Tensor = _Exchanged.apply(*given, *parameters)  # type: ignore[no-untyped-call]
         outputs = {}
         for name, part in zip(called, returned.split([*sizes.values()] or [0])):
-            outputs[name] = part.view(*rows[name].shape[:-1], self.widths[1])
+            # Cloned: a router may change an output in place, which autograd allows of no part of a tensor.
+            outputs[name] = part.view(*rows[name].shape[:-1], self.widths[1]).clone()
         return outputs, returned
 
     def send(self, rows: Tensor, counts: Sequence[Sequence[int]], *, width: int, back: bool = False) -> Tensor:
@@ -129,7 +167,9 @@ class Exchange:
         counts: of each rank, the rows for each expert. Returns what this rank receives, in the order of the ranks and
         of the experts.
         """
-        place, ranks = self.group.rank(), range(self.group.size())
+        if not self.group:
+            return rows.clone()
+        place, ranks = self.place, range(self.size)
 
         def total(source: int, owner: int) -> int:
             return sum(max(0, count) for count in counts[source][owner * self.share :][: self.share])
@@ -142,7 +182,7 @@ class Exchange:
 
     def compute(self, forwards: Forwards, received: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
         """Computes this rank's experts, each once for the rows of all ranks. Returns the outputs in their order."""
-        first = self.group.rank() * self.share
+        first = self.place * self.share
         mine = [list(row[first : first + self.share]) for row in counts]  # [rank][expert]
         ends = [*accumulate(max(0, count) for row in mine for count in row)]
         pieces = torch.tensor_split(received, ends[:-1])  # of each rank, of each expert
@@ -161,25 +201,33 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, sent: Tensor, anchor: Tensor, exchange: Exchange, forwards: Forwards, counts: list[list[int]]
+        ctx: Any,
+        exchange: Exchange,
+        forwards: Forwards,
+        counts: list[list[int]],
+        sent: Tensor,
+        anchor: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         received = exchange.send(sent, counts, width=exchange.widths[0])
         with torch.set_grad_enabled(anchor.requires_grad):
             received.requires_grad_(anchor.requires_grad)
             outputs = exchange.compute(forwards, received, counts)
-        ctx.exchange, ctx.counts, ctx.computed = exchange, counts, (received, outputs)
+        ctx.exchange, ctx.counts, ctx.computed = exchange, counts, (outputs, [received, *parameters])
         return exchange.send(outputs.detach(), counts, width=exchange.widths[1], back=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (received, outputs), exchange = ctx.computed, ctx.exchange
-        ctx.computed = None
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        (outputs, inputs), exchange = ctx.computed, ctx.exchange
         of_outputs = exchange.send(gradient, ctx.counts, width=exchange.widths[1])
+        gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if outputs.requires_grad:
-            torch.autograd.backward(outputs, of_outputs)
-        of_rows = torch.zeros_like(received) if received.grad is None else received.grad
+            # retain_graph: it lives as long as this node, whose own graph may be retained.
+            gradients = torch.autograd.grad(outputs, inputs, of_outputs, retain_graph=True, allow_unused=True)
+        of_rows = torch.zeros_like(inputs[0]) if gradients[0] is None else gradients[0]
         of_sent = exchange.send(of_rows, ctx.counts, width=exchange.widths[0], back=True)
-        return of_sent, None, None, None, None
+        return None, None, None, of_sent, None, *gradients[1:]
 
 
 class _WithBackward(torch.autograd.Function):

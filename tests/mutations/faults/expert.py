@@ -57,8 +57,8 @@ FAULTS = (
     fault(
         "no gradient goes back to the rows",
         EXCHANGE,
-        "        return of_sent, None, None, None, None\n",
-        "        return of_sent * 0, None, None, None, None\n",
+        "        return None, None, None, of_sent, None, *gradients[1:]\n",
+        "        return None, None, None, of_sent * 0, None, *gradients[1:]\n",
         GRADIENT,
     ),
     fault(
@@ -72,8 +72,8 @@ FAULTS = (
     fault(
         "the tokens are counted twice",
         EXCHANGE,
-        "            if not torch.equal(buffer, before):\n",
-        "            if not torch.equal(buffer, before) and not torch.is_grad_enabled():\n",
+        "        restore()\n        return self._rows\n",
+        "        return self._rows\n",
         ("failed", "buffer", *LOSS, *GRADIENT),
     ),
     fault(
