@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -22,44 +21,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from samestep.job.walk import mapped_tensors
-from samestep.rank.step import default_generator
+from samestep.rank.step import default_generator, keep_state
 
 NOT_CALLED = -1  # in the place of a number of rows
-OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 Rows = Mapping[str, Tensor]  # the name of an expert -> its rows, shape [..., width]
 Forwards = Mapping[str, Callable[[Tensor], Tensor]]  # the name of an expert -> its own forward
 # Returns the experts' outputs, and a tensor whose backward pass every rank has to compute.
 Compute = Callable[[Forwards, Rows], tuple[Rows, Tensor]]
-
-
-def keep_state(module: nn.Module) -> Callable[[], None]:
-    """Returns a function that puts back the buffers and the attributes of a module and of those inside of it."""
-    saved = [(inner, inner._buffers.copy(), [*map(_copied, vars(inner).items())]) for inner in module.modules()]
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-
-    def restore() -> None:
-        for inner, buffers, attributes in saved:
-            inner._buffers.clear()
-            inner._buffers.update(buffers)
-            for name in vars(inner).keys() - {name for name, _, _ in attributes}:
-                del vars(inner)[name]
-            for name, value, copied in attributes:
-                vars(inner)[name] = value
-                if isinstance(value, list):
-                    value[:] = copied
-                elif isinstance(value, dict | set) and name not in OF_MODULES:
-                    value.clear()
-                    value.update(copied)
-        for buffer, before in values:
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
-
-    return restore
-
-
-def _copied(item: tuple[str, Any]) -> tuple[str, Any, Any]:
-    name, value = item
-    return name, value, copy(value) if isinstance(value, list | dict | set) and name not in OF_MODULES else None
 
 
 class TwoPasses:

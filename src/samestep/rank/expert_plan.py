@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
-from samestep.rank.expert_exchange import Exchange, TwoPasses, keep_state
+from samestep.rank.expert_exchange import Exchange, TwoPasses
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import is_close, tried, without_compiling
-from samestep.rank.step import default_generator
+from samestep.rank.step import default_generator, keep_state
 
 ROWS = 4  # of the batch on which experts are looked for
 SEED = 11

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,9 @@ from samestep.message import Message, message
 from samestep.rank.digests import bytes_of
 from samestep.rank.weights import StateDict
 from samestep.world import World
+
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+KEPT = (bool, int, float, str, Tensor, tuple, list, dict, set, type(None))  # what a model may keep in others
 
 
 @dataclass
@@ -57,24 +61,36 @@ def default_generator(device: str) -> torch.Generator:
 
 
 def keep_state(model: nn.Module) -> Callable[[], None]:
-    """Returns a function that restores the model's buffers and what it keeps in attributes, as a hidden state: a rank
-    without rows computes others' rows, and must not change these."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    attributes = [
-        (vars(module), name, list(value) if isinstance(value, list) else value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if value is None or isinstance(value, Tensor | tuple | list)
-    ]
+    """Returns a function that puts back the buffers of a model and what it keeps in attributes, as a hidden state or a
+    count: a rank without rows computes others' rows, and must not change these."""
+    modules = [(inner, inner._buffers.copy(), _attributes(inner)) for inner in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
 
     def restore() -> None:
-        for buffer, value in buffers:
-            buffer.data.copy_(value)  # .data: autograd may hold the buffer
-        for of_module, name, saved in attributes:
-            if isinstance(of_module.get(name), Tensor | tuple | list):
-                of_module[name] = saved
+        for inner, buffers, attributes in modules:
+            inner._buffers.update(buffers)
+            for name in _attributes(inner).keys() - attributes.keys():
+                del vars(inner)[name]
+            for name, (value, copied) in attributes.items():
+                vars(inner)[name] = value
+                if isinstance(value, list):
+                    value[:] = copied
+                elif isinstance(value, dict | set):
+                    value.clear()
+                    value.update(copied)
+        for buffer, value in values:
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)  # .data: autograd may hold the buffer
 
     return restore
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Returns the names of what a module keeps -> the value, and a copy of a container."""
+    kept = {name: value for name, value in vars(module).items() if name not in OF_MODULES and isinstance(value, KEPT)}
+    return {
+        name: (value, copy(value) if isinstance(value, list | dict | set) else value) for name, value in kept.items()
+    }
 
 
 class ActivePhase:
