@@ -269,8 +269,11 @@ class Trial:
         rounding = max(ROUNDING, _eps(self._whole[""])) * max(sizes, default=0.0)
         wrong = next((n for n, value in self._whole.items() if not _agree(value, twice[n], rounding)), None)
         if wrong is not None:
-            named = "buffer_named" if wrong.startswith(BUFFER) else "gradient_named"
-            what = message(named, tensor=wrong.removeprefix(BUFFER)) if wrong else message("loss_named")
+            what = message("gradient_named", tensor=wrong)
+            if wrong.startswith(BUFFER):
+                what = message("buffer_named", tensor=wrong.removeprefix(BUFFER))
+            elif not wrong:
+                what = message("loss_named")
             raise Refused(message("router_is_not_computed_twice", router=lists[0].router, what=what))
 
 
