@@ -36,7 +36,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.parameters import precisions
-from samestep.recorder.patches import patch_clipping, patch_forwards
+from samestep.recorder.patches import CLIPS, patch_clipping, patch_forwards
 from samestep.recorder.random_numbers import randomness
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
@@ -180,7 +180,7 @@ def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step
 
 def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (nn.utils, nn.utils.clip_grad):
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for name in (name for name in CLIPS if hasattr(module, name)):
             monkeypatch.setattr(module, name, getattr(module, name))
     told: list[tuple[int, float | None]] = []
     patch_clipping(lambda parameters, limit: told.append((len(parameters), limit)))
@@ -193,7 +193,8 @@ def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.M
     nn.utils.clip_grad_norm_(weights[0], 1.0, norm_type=float("inf"))
     nn.utils.clip_grad_norm_(weights, 1.0, 1.0)
     nn.utils.clip_grad_value_(weights, clip_value=0.1)
-    assert told == [(3, 1.5), (2, 1.0), (1, None), (3, None), (3, None)]
+    nn.utils.clip_grads_with_norm_(weights, 2.0, nn.utils.get_total_norm([weight.grad for weight in weights]))
+    assert told == [(3, 1.5), (2, 1.0), (1, None), (3, None), (3, None), (3, 2.0)]
     assert all(float(each.grad) < 0.11 for each in weights if each.grad is not None)
 
 

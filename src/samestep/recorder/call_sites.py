@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.recorder.parameters import WRAPPERS, plain
+from samestep.recorder.patches import CLIPS
 from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.world.imports import INSTALLED, is_users_code
 
@@ -49,7 +50,6 @@ COLLECTIVES = (
     "reduce_scatter_tensor",
     "scatter",
 )
-CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 PLACES: list[tuple[Any, str, Call]] = [
     (DataLoader, MAKE, "loader"),
     (DataLoader, "__iter__", "iteration"),
@@ -64,7 +64,7 @@ PLACES: list[tuple[Any, str, Call]] = [
     (LRScheduler, MAKE, "scheduler"),
     *((owner, "step", "scheduler step") for owner in (LRScheduler, ReduceLROnPlateau, SequentialLR)),
     (torch.autograd, "backward", "backward"),
-    *((owner, name, "clip") for owner in (nn.utils, nn.utils.clip_grad) for name in CLIPS),
+    *((owner, name, "clip") for owner in (nn.utils, nn.utils.clip_grad) for name in CLIPS if hasattr(owner, name)),
     (torch, "save", "save"),
     (torch, "manual_seed", "seed"),
     *((dist, name, "collective") for name in COLLECTIVES if hasattr(dist, name)),

@@ -94,9 +94,12 @@ def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> 
     torch.autograd.backward = new_backward
 
 
+CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+
+
 def patch_clipping(before: Callable[[list[Tensor], float | None], None]) -> None:
     """Calls before(parameters, the greatest norm) before gradients are clipped."""
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
+    for name in CLIPS:
         _patch_clip(name, before)
 
 
@@ -107,11 +110,12 @@ def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None])
     def new_clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         norm = name == "clip_grad_norm_" and float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2)) == 2
+        norm = norm or name == "clip_grads_with_norm_"  # whose norm the script has computed
         before(listed, float(kwargs["max_norm"] if "max_norm" in kwargs else args[0]) if norm else None)
         return clip(listed, *args, **kwargs)
 
-    setattr(nn.utils, name, new_clip)
-    setattr(nn.utils.clip_grad, name, new_clip)
+    for owner in (owner for owner in (nn.utils, nn.utils.clip_grad) if hasattr(owner, name)):
+        setattr(owner, name, new_clip)
 
 
 def patch_gathers(before: Callable[[], None]) -> None:
@@ -276,7 +280,7 @@ PATCHED: list[tuple[Any, str]] = [
     (torch, "save"),
     (torch.autograd, "backward"),
     (torch.autocast, "__enter__"),
-    *((owner, name) for owner in (nn.utils, nn.utils.clip_grad) for name in ("clip_grad_norm_", "clip_grad_value_")),
+    *((owner, name) for owner in (nn.utils, nn.utils.clip_grad) for name in CLIPS if hasattr(owner, name)),
     *((torch.distributed, name) for name in GATHERS),
     (torch.distributed, "all_reduce"),
     *((WORK, name) for name in WAITS),

@@ -121,7 +121,7 @@ class MicroBatchRecord:
 
 @dataclass(frozen=True)
 class ClipRecord:
-    """One call of clip_grad_norm_ or clip_grad_value_. after: how many micro-batches of its step had been computed.
+    """One call of a function of torch.nn.utils that clips. after: how many micro-batches of its step had been computed.
 
     parameters: how many were clipped, of those `with_gradient`. limit: the norm allowed, None for a clipped value.
     """
