@@ -56,7 +56,7 @@ FAULTS = (
         "the gradients of whole layers left out of the average",
         REPLICAS,
         "        if parameter.grad is not None:\n            gradient = block_of",
-        "        if isinstance(parameter.grad, dist.tensor.DTensor):\n            gradient = block_of",
+        '        if hasattr(parameter.grad, "full_tensor"):\n            gradient = block_of',
         GRADIENT,
     ),
     fault(
@@ -118,7 +118,7 @@ FAULTS = (
         "                optimizer.step()\n",
         "                if world.replica and run.count.done == run.steps - 1:\n"
         "                    for parameter in model.parameters():\n"
-        "                        if isinstance(parameter.grad, dist.tensor.DTensor):\n"
+        '                        if hasattr(parameter.grad, "full_tensor"):\n'
         "                            parameter.grad = None\n"
         "                optimizer.step()\n",
         ("replicas",),

@@ -113,8 +113,9 @@ FAULTS = (
     ResumeFault(
         "ZeRO's state saved by rank 0 alone",
         STATE,
-        "            return tree  # ZeRO: this rank's parameters\n",
-        "            return tree if self.world.rank == 0 else {}\n",
+        "        return {names[id(parameter)]: state for parameter, state in states}\n",
+        "        states = states if inner is self.optimizer or self.world.rank == 0 else []\n"
+        "        return {names[id(parameter)]: state for parameter, state in states}\n",
         ("resumed state",),
         "optimizer_state_lost|step_count_of_optimizer_lost",
         first=("zero", 2),

@@ -57,8 +57,8 @@ FAULTS = (
     ResumeFault(
         "the workers' prefetched batches lost",
         RUN,
-        "self.steps, first=self.count.first)",
-        "self.steps, first=self.count.first + 2 * bool(self.count.first))",
+        "self.steps, first=self.count.first",
+        "self.steps, first=self.count.first + 2 * bool(self.count.first)",
         ("rows",),
         "step_without_rows",
     ),
