@@ -83,12 +83,12 @@ FAULTS = (
         TOGETHER + "            together = together * (torch.arange(len(together)) < 4)[:, None]\n",
         (*LOSS, *GRADIENT),
     ),
-    fault(
+    fault(  # the trial before the start notices it
         "the first expert of a rank computes for all",
         EXCHANGE,
         TOGETHER,
         TOGETHER.replace("first + expert", "first"),
-        (*LOSS, *GRADIENT),
+        ("failed",),
     ),
     fault(
         "the state has other ranks' experts as they began",
