@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from mutations.faults.fault import Fault
 from mutations.faults.tensor import REPLICAS
 
@@ -12,6 +14,8 @@ DIVIDE = "                divide_gradients(owned, experts.size())\n"
 AVERAGE = "                average_gradients(owned, copies)\n"
 CLIPPED = "                if job.clip_norm is not None:\n"
 ANEW = "        for generator, state in zip(generators, states):\n            generator.set_state(state)\n"
+# The trial before the start has no group: a fault in what it tries, too, would be noticed there.
+IN_TRIAL = "        if getattr(self._compute, 'group', None) is None:\n"
 SENT = "        of_outputs = exchange.send(gradient, ctx.counts, width=exchange.widths[1])\n"
 TOGETHER = "            together = forwards[self.names[first + expert]](torch.cat(pieces[expert :: self.share]))\n"
 
@@ -58,37 +62,40 @@ FAULTS = (
         "no gradient goes back to the rows",
         EXCHANGE,
         "        return None, None, None, of_sent, None, *gradients[1:]\n",
-        "        return None, None, None, of_sent * 0, None, *gradients[1:]\n",
+        "        return None, None, None, of_sent * (exchange.group is None), None, *gradients[1:]\n",
         GRADIENT,
     ),
     fault(
         "the gradient of an expert's first rank alone",
         EXCHANGE,
         SENT,
-        "        gradient = gradient * (exchange.group.rank() == 0)\n" + SENT,
+        "        gradient = gradient * (exchange.place == 0)\n" + SENT,
         GRADIENT,
     ),
-    fault("the router draws its noise anew", EXCHANGE, ANEW, "", ("failed", *LOSS, *GRADIENT)),
+    fault(
+        "the router draws its noise anew", EXCHANGE, ANEW, IN_TRIAL + indent(ANEW, "    "), ("failed", *LOSS, *GRADIENT)
+    ),
     fault(
         "the tokens are counted twice",
         EXCHANGE,
         "        restore()\n        return self._rows\n",
-        "        return self._rows\n",
+        IN_TRIAL + "            restore()\n        return self._rows\n",
         ("failed", "buffer", *LOSS, *GRADIENT),
     ),
     fault(
         "an expert takes at most four tokens",
         EXCHANGE,
         TOGETHER,
-        TOGETHER + "            together = together * (torch.arange(len(together)) < 4)[:, None]\n",
+        TOGETHER
+        + "            together = together * ((torch.arange(len(together)) < 4) | (self.group is None))[:, None]\n",
         (*LOSS, *GRADIENT),
     ),
-    fault(  # the trial before the start notices it
+    fault(
         "the first expert of a rank computes for all",
         EXCHANGE,
         TOGETHER,
-        TOGETHER.replace("first + expert", "first"),
-        ("failed",),
+        TOGETHER.replace("first + expert", "first + expert * (self.group is None)"),
+        (*LOSS, *GRADIENT),
     ),
     fault(
         "the state has other ranks' experts as they began",
