@@ -86,7 +86,7 @@ def divide(model: nn.Module, plan: ExpertPlan, ranks: dist.ProcessGroup, device:
     for experts in plan.lists:
         modules = {name: model.get_submodule(name) for name in experts.names}
         exchange = Exchange(modules, experts.widths, group=ranks, device=device)
-        TwoPasses(model.get_submodule(experts.router), modules, width=experts.widths[1], compute=exchange).install()
+        TwoPasses(model.get_submodule(experts.router), modules, exchange).install()
         for name, module in modules.items():
             owners |= {id(parameter): experts.owner(name, ranks.size()) for parameter in module.parameters()}
     by_name = {name: owners[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in owners}

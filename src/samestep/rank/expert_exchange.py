@@ -26,72 +26,10 @@ from samestep.rank.step import default_generator, keep_state
 NOT_CALLED = -1  # in the place of a number of rows
 Rows = Mapping[str, Tensor]  # the name of an expert -> its rows, shape [..., width]
 Forwards = Mapping[str, Callable[[Tensor], Tensor]]  # the name of an expert -> its own forward
-# Returns the experts' outputs, and a tensor whose backward pass every rank has to compute.
-Compute = Callable[[Forwards, Rows], tuple[Rows, Tensor]]
-
-
-class TwoPasses:
-    """A router's module whose forward is computed twice. experts: by name. width: the last size of their outputs."""
-
-    def __init__(self, router: nn.Module, experts: Mapping[str, nn.Module], *, width: int, compute: Compute) -> None:
-        self._router, self._experts, self._width, self._compute = router, experts, width, compute
-        self._forward = router.forward
-        self._forwards: Forwards = {name: expert.forward for name, expert in experts.items()}
-        self._rows: dict[str, Tensor] = {}
-        self._outputs: Rows | None = None  # in the second pass
-
-    def install(self) -> None:
-        """Takes the place of the modules' forward."""
-        self._router.forward = self.forward
-        for name, expert in self._experts.items():
-            expert.forward = partial(self._call, name)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Takes the place of the modules' forward while the block runs."""
-        modules = (self._router, *self._experts.values())
-        before = [vars(module).get("forward") for module in modules]
-        self.install()
-        try:
-            yield
-        finally:
-            for module, forward in zip(modules, before):
-                if forward is None:
-                    del module.forward
-                else:
-                    module.forward = forward
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        generators = [default_generator(device) for device in {"cpu", *(str(p.device) for p in self._parameters())}]
-        states = [generator.get_state() for generator in generators]
-        self._outputs, used = self._compute(self._forwards, self.rows_of(*arguments, **named))
-        for generator, state in zip(generators, states):
-            generator.set_state(state)
-        try:
-            output = self._forward(*arguments, **named)
-        finally:
-            self._outputs = None
-        return mapped_tensors(partial(_with_backward_of, used), output)
-
-    def rows_of(self, *arguments: Any, **named: Any) -> Rows:
-        """Computes the first pass. Returns the rows that each called expert gets."""
-        restore, self._rows = keep_state(self._router), {}
-        self._forward(*arguments, **named)
-        restore()
-        return self._rows
-
-    def _parameters(self) -> Iterator[Tensor]:
-        return (parameter for parameter in self._router.parameters() if not parameter.is_meta)
-
-    def _call(self, name: str, rows: Tensor) -> Tensor:
-        if self._outputs is not None:
-            return self._outputs[name]
-        self._rows[name] = rows
-        return rows.new_zeros((*rows.shape[:-1], self._width))
 
 
 class Exchange:
-    """Exchanges rows and outputs among the ranks that divide a list of experts: a Compute.
+    """Exchanges rows and outputs among the ranks that divide a list of experts.
 
     experts: by name, of which each rank has as many that follow each other. widths: the last sizes of their inputs and
     of their outputs. group: the ranks, in the order of the experts; None: this rank has them all.
@@ -108,6 +46,8 @@ class Exchange:
         self.dtype = next(parameter.dtype for module in experts.values() for parameter in module.parameters())
 
     def __call__(self, forwards: Forwards, rows: Rows) -> tuple[Rows, Tensor]:
+        """Returns the outputs of the experts that are called, and a tensor whose backward pass every rank has to
+        compute."""
         called = [name for name in self.names if name in rows]
         flat = [rows[name].flatten(0, -2) for name in called]
         sizes = {name: len(part) for name, part in zip(called, flat)}
@@ -162,6 +102,63 @@ class Exchange:
             for rank, part in enumerate(together.split([max(0, row[expert]) for row in mine])):
                 outputs[rank].append(part)
         return torch.cat([received.new_empty(0, self.widths[1]), *(part for parts in outputs for part in parts)])
+
+
+class TwoPasses:
+    """A router's module whose forward is computed twice. experts: by name, those of the exchange."""
+
+    def __init__(self, router: nn.Module, experts: Mapping[str, nn.Module], exchange: Exchange) -> None:
+        self._router, self._experts, self._exchange = router, experts, exchange
+        self._forward = router.forward
+        self._forwards: Forwards = {name: expert.forward for name, expert in experts.items()}
+        self._rows: dict[str, Tensor] = {}
+        self._outputs: Rows | None = None  # in the second pass
+
+    def install(self) -> None:
+        """Takes the place of the modules' forward."""
+        self._router.forward = self.forward
+        for name, expert in self._experts.items():
+            expert.forward = partial(self._call, name)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Takes the place of the modules' forward while the block runs."""
+        modules = (self._router, *self._experts.values())
+        before = [vars(module).get("forward") for module in modules]
+        self.install()
+        try:
+            yield
+        finally:
+            for module, forward in zip(modules, before):
+                if forward is None:
+                    del module.forward
+                else:
+                    module.forward = forward
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        generators = [default_generator(device) for device in {"cpu", self._exchange.device}]
+        states = [generator.get_state() for generator in generators]
+        self._outputs, used = self._exchange(self._forwards, self.rows_of(*arguments, **named))
+        for generator, state in zip(generators, states):
+            generator.set_state(state)
+        try:
+            output = self._forward(*arguments, **named)
+        finally:
+            self._outputs = None
+        return mapped_tensors(partial(_with_backward_of, used), output)
+
+    def rows_of(self, *arguments: Any, **named: Any) -> Rows:
+        """Computes the first pass. Returns the rows that each called expert gets."""
+        restore, self._rows = keep_state(self._router), {}
+        self._forward(*arguments, **named)
+        restore()
+        return self._rows
+
+    def _call(self, name: str, rows: Tensor) -> Tensor:
+        if self._outputs is not None:
+            return self._outputs[name]
+        self._rows[name] = rows
+        return rows.new_zeros((*rows.shape[:-1], self._exchange.widths[1]))
 
 
 class _Exchanged(torch.autograd.Function):

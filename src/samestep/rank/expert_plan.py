@@ -227,7 +227,7 @@ class Trial:
     def _two_passes(self, experts: ExpertList) -> TwoPasses:
         modules = {name: self._modules[name] for name in experts.names}
         exchange = Exchange(modules, experts.widths, group=None, device=self._device)
-        return TwoPasses(self._modules[experts.router], modules, width=experts.widths[1], compute=exchange)
+        return TwoPasses(self._modules[experts.router], modules, exchange)
 
     def check(self, experts: ExpertList) -> None:
         """Raises Refused for experts that draw random numbers, or have buffers or shared weights."""

@@ -32,7 +32,7 @@ from samestep.rank.checkpoint_files import pack, write_part
 from samestep.rank.checkpoint_state import TrainingState, named_parameters
 from samestep.rank.digests import digest_rows
 from samestep.rank.shards import block_of, is_shard, place_of
-from samestep.rank.step import CarriedState
+from samestep.rank.step import OF_MODULES, CarriedState
 from samestep.rank.weights import Ema
 from samestep.records.files import write
 from samestep.records.record import attempt
@@ -43,7 +43,6 @@ from samestep.world.imports import module_arguments
 
 WAITING = 8  # steps that wait for their replay; more are not looked at
 LAST_S = 600.0  # how long the end of a training waits for replays
-BASE = frozenset(vars(nn.Module()))  # attributes that every module has
 PLAIN = (bool, int, float, str, Tensor, type(None))
 
 
@@ -283,7 +282,7 @@ class SpotChecks:
 def attributes_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns module -> attribute -> value: numbers, texts and tensors that forward may change, such as a counter."""
     return {
-        name: {key: value for key, value in vars(module).items() if key not in BASE and _is_plain(value)}
+        name: {key: value for key, value in vars(module).items() if key not in OF_MODULES and _is_plain(value)}
         for name, module in model.named_modules()
     }
 

@@ -15,7 +15,7 @@ AVERAGE = "                average_gradients(owned, copies)\n"
 CLIPPED = "                if job.clip_norm is not None:\n"
 ANEW = "        for generator, state in zip(generators, states):\n            generator.set_state(state)\n"
 # The trial before the start has no group: a fault in what it tries, too, would be noticed there.
-IN_TRIAL = "        if getattr(self._compute, 'group', None) is None:\n"
+IN_TRIAL = "        if self._exchange.group is None:\n"
 SENT = "        of_outputs = exchange.send(gradient, ctx.counts, width=exchange.widths[1])\n"
 TOGETHER = "            together = forwards[self.names[first + expert]](torch.cat(pieces[expert :: self.share]))\n"
 
