@@ -16,15 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.expert_exchange import Exchange, TwoPasses
 from samestep.rank.job_errors import error_line, raising
-from samestep.rank.plan_trial import is_close, tried, without_compiling
+from samestep.rank.plan_trial import TakenTensors, is_close, tried, without_compiling
 from samestep.rank.step import default_generator, keep_state
 
 ROWS = 4  # of the batch on which experts are looked for
@@ -277,7 +275,7 @@ class Trial:
             raise Refused(message("router_is_not_computed_twice", router=lists[0].router, what=what))
 
 
-class _Reads(TorchFunctionMode):
+class _Reads(TakenTensors):
     """Notes inside of which modules each parameter is read. unfinished: the calls that have begun and not ended."""
 
     def __init__(self, model: nn.Module, unfinished: Sequence[Call]) -> None:
@@ -285,11 +283,9 @@ class _Reads(TorchFunctionMode):
         self._parameters, self._unfinished = {id(parameter) for parameter in model.parameters()}, unfinished
         self._inside: dict[int, set[tuple[str, ...]]] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            if id(leaf) in self._parameters:
-                self._inside.setdefault(id(leaf), set()).add(tuple(call.name for call in self._unfinished))
-        return func(*args, **(kwargs or {}))
+    def note(self, operation: Any, tensor: Tensor) -> None:
+        if id(tensor) in self._parameters:
+            self._inside.setdefault(id(tensor), set()).add(tuple(call.name for call in self._unfinished))
 
     def outside(self, name: str, module: nn.Module) -> bool:
         """Returns whether a parameter of a module is read where the module is not called."""

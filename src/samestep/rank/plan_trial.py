@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import schedule_of
@@ -145,6 +147,19 @@ def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
         return tensor
     places = [order.index(dim) for dim in range(tensor.dim())]
     return tensor.permute(*order).contiguous().permute(*places)
+
+
+class TakenTensors(TorchFunctionMode):
+    """Calls note(operation, tensor) for each tensor that an operation takes, parameters and buffers among them."""
+
+    def note(self, operation: Any, tensor: Tensor) -> None:
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self.note(func, leaf)
+        return func(*args, **(kwargs or {}))
 
 
 def without_compiling() -> AbstractContextManager[Any]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from samestep.data.schedule import schedule_of
@@ -26,7 +25,7 @@ from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.job_errors import error_line, raising
-from samestep.rank.plan_trial import fresh, memory_order, tried
+from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 
@@ -340,18 +339,15 @@ class Trial:
                 raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=name, what=None))
 
 
-class _Uses(TorchFunctionMode):
+class _Uses(TakenTensors):
     """Notes which parameters and buffers the operations take."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         self._trial = trial
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
-                self._trial.note_use(leaf)
-        return func(*args, **(kwargs or {}))
+    def note(self, operation: Any, tensor: Tensor) -> None:
+        self._trial.note_use(tensor)
 
 
 def _is_held(names: Mapping[int, str], holders: Mapping[str, Sequence[int]], stage: int, tensor: Tensor) -> bool:

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from samestep.data.schedule import cut
 from samestep.errors import Refused, UserError, nearest_name
@@ -28,7 +26,15 @@ from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
 from samestep.rank.job_errors import raising
-from samestep.rank.plan_trial import evaluating, fresh, is_close, tried, with_random_weights, without_compiling
+from samestep.rank.plan_trial import (
+    TakenTensors,
+    evaluating,
+    fresh,
+    is_close,
+    tried,
+    with_random_weights,
+    without_compiling,
+)
 from samestep.rank.step import keep_state
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
@@ -345,7 +351,7 @@ class Trial:
             yield outputs
 
 
-class _Reads(TorchFunctionMode):
+class _Reads(TakenTensors):
     """Notes of which layers an operation takes a weight or a bias outside of the layer's own forward. running: the
     layers whose forward is being computed, the innermost last."""
 
@@ -355,12 +361,10 @@ class _Reads(TorchFunctionMode):
         self.running: list[str] = []
         self.outside: dict[str, None] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)) if func not in ALIKE else ():
-            owner = self._owner.get(id(leaf)) if isinstance(leaf, nn.Parameter) else None
-            if owner is not None and self.running[-1:] != [owner]:
-                self.outside[owner] = None
-        return func(*args, **(kwargs or {}))
+    def note(self, operation: Any, tensor: Tensor) -> None:
+        owner = self._owner.get(id(tensor)) if operation not in ALIKE else None
+        if owner is not None and self.running[-1:] != [owner]:
+            self.outside[owner] = None
 
 
 def _why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
