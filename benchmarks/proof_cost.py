@@ -76,12 +76,15 @@ class Used:
 
 @dataclass(frozen=True)
 class Cost:
-    """steps: CPU seconds of the reference over those of one step of the job as it is. memory, disk, left: bytes a
-    parameter; memory beyond that of the training as it is, disk of the reference's files, left of all that `verify`
-    leaves."""
+    """verify_s, verify_cpu_s: of all processes of `verify`; quick_s, quick_cpu_s: with --quick. steps: CPU seconds of the
+    reference over those of one step of the job as it is. memory, disk, left: bytes a parameter; memory beyond that
+    of the training as it is, disk of the reference's files, left of all that `verify` leaves."""
 
     parameters: int
     verify_s: float
+    verify_cpu_s: float
+    quick_s: float
+    quick_cpu_s: float
     reference: Used
     own: Used
     starting: Used
@@ -112,10 +115,10 @@ def worker(folder: Path, plan: Plan | ReferencePlan, *flags: str) -> Used:
 
 def measure(ranks: int, folder: Path) -> Cost:
     """Measures the cost of the proof on `ranks` ranks."""
-    here, began = str(Path(__file__).resolve()), time.monotonic()
-    command = ["-m", "samestep", "verify", here, "--engine", "ddp", "--nproc", str(ranks), "--out", str(folder / "v")]
-    subprocess.run([sys.executable, *command], check=True)
-    verify_s = time.monotonic() - began
+    here = str(Path(__file__).resolve())
+    command = [sys.executable, "-m", "samestep", "verify", here, "--engine", "ddp", "--nproc", str(ranks), "--out"]
+    verify_s, verify_cpu_s = timed([*command, str(folder / "v")])
+    quick_s, quick_cpu_s = timed([*command, str(folder / "quick"), "--quick"])
     (path,) = folder.glob("v/**/reference/plan.json")
     reference = worker(folder / "reference", read(ReferencePlan, path), "--reference")
     own = [
@@ -127,6 +130,9 @@ def measure(ranks: int, folder: Path) -> Cost:
     return Cost(
         parameters=parameters,
         verify_s=verify_s,
+        verify_cpu_s=verify_cpu_s,
+        quick_s=quick_s,
+        quick_cpu_s=quick_cpu_s,
         reference=reference,
         own=own[1],
         starting=own[0],
@@ -268,7 +274,8 @@ def main() -> None:
         cost = measure(asked.ranks, folder)
     lines = [
         f"parameters               {cost.parameters:,}",
-        f"verify, in all           {cost.verify_s:.1f} s",
+        f"verify, in all           {cost.verify_s:.1f} s, {cost.verify_cpu_s:.1f} CPU s",
+        f"verify --quick, in all   {cost.quick_s:.1f} s, {cost.quick_cpu_s:.1f} CPU s",
         f"reference                {cost.reference.cpu_s:.1f} CPU s, {cost.reference.peak_bytes / 2**20:.0f} MiB",
         f"own training             {cost.own.cpu_s:.1f} CPU s, {cost.own.peak_bytes / 2**20:.0f} MiB",
         f"reference, own steps     {cost.steps:.0f}",

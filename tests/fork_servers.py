@@ -91,7 +91,9 @@ def started(start: str, purposes: Sequence[str]) -> Iterator[None]:
         os.environ[SOCKETS] = folder
         paths = [Path(folder) / purpose for purpose in purposes]
         try:
-            commands = [[sys.executable, "-c", start, "--fork-server", path.name, str(path)] for path in paths]
+            commands = [
+                [sys.executable, "-c", start, "--fork-server", path.name, "--listen", str(path)] for path in paths
+            ]
             with _running(commands, paths):
                 yield
         finally:

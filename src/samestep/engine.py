@@ -83,6 +83,7 @@ class Needs:
     processes: 'group', one for each device, which can form torch's process group; 'one', one process that drives all
     devices; or a name in a launcher's `starts` (Horovod's ranks need horovodrun, Ray Train's its own). packages: the
     modules that it imports besides torch. install: the command that installs them, where it is not pip install.
+    preloads: those of their modules that take long to import: a proof's ranks are forked from a process that has them.
     missing(devices): why it cannot run on these devices of this machine, or None. no_threads: why its ranks cannot be
     threads of one process; '': they can.
     """
@@ -90,6 +91,7 @@ class Needs:
     processes: str = "group"
     packages: tuple[str, ...] = ()
     install: str = ""
+    preloads: tuple[str, ...] = ()
     missing: Callable[[tuple[str, ...]], Message | str | None] = field(default=lambda devices: None)
     no_threads: Message | str = message("library_was_not_tried_with_threads")  # noqa: RUF009 - frozen
 

@@ -316,8 +316,8 @@ def main(arguments: list[str]) -> None:
             os._exit(0)
         case ["--fork-server", of]:
             fork_server.serve(of, main)
-        case ["--fork-server", of, path]:
-            fork_server.listen(of, path, main)
+        case ["--fork-server", of, "--listen", path, *preloads]:
+            fork_server.listen(of, path, preloads, main)
         case [path]:
             launched_rank_main(path)
         case _:

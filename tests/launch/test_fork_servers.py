@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -77,6 +78,56 @@ def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> N
     assert (done.returncode, row["verdict"]) == (0, "same"), done.stderr
     parents = [path.read_text() for path in tmp_path.glob("parent[01]")]
     assert ["--fork-server" in parent for parent in parents] == [not threads] * 2
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Returns the processes that have a folder in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [process] if str(folder) in " ".join(process.environ().values()) else []
+    return found
+
+
+TELLS_ITS_LIBRARIES = """
+import os, sys
+from pathlib import Path
+from jobs import quick
+
+def job():
+    if "RANK" in os.environ:
+        folder = Path(__file__).parent / "told"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{os.getpid()}").write_text(str("lightning" in sys.modules))
+    return quick()
+"""
+
+
+@pytest.mark.check
+def test_a_library_is_imported_once_and_for_its_engines_ranks_alone(tmp_path: Path) -> None:
+    """Five launches of ranks: all are forked, those of lightning from a process that has it, and nothing is left."""
+    pytest.importorskip("lightning")
+    (tmp_path / "tells_its_libraries.py").write_text(TELLS_ITS_LIBRARIES)
+    path = os.pathsep.join([str(tmp_path), str(JOBS.parent), FRESH.get("PYTHONPATH", "")])
+    command = [
+        sys.executable,
+        "-m",
+        "samestep",
+        "verify",
+        f"{tmp_path}/tells_its_libraries.py",
+        "--json",
+        "--out",
+        "out",
+    ]
+    line = [*command, "--engines", "ddp,fabric,lightning", "--nproc", "2", "--also", "3"]
+    env = FRESH | {"PYTHONPATH": path}
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=budget(120))
+    rows = json.loads(done.stdout)["engines"]
+    assert [(row["launcher"], row["verdict"]) for row in rows] == [("fork", "same")] * 3, done.stderr
+    told = sorted(path.read_text() for path in (tmp_path / "told").iterdir())
+    # The reference; two ranks of ddp and the threads of one process; two ranks and three of each of the other engines.
+    assert told == ["False"] * 4 + ["True"] * 10
+    assert not processes_of(tmp_path)
 
 
 @pytest.mark.check

@@ -113,7 +113,7 @@ def test_a_fork_server_that_does_not_get_ready_is_not_waited_for(
     monkeypatch.delenv(fork_client.SOCKETS, raising=False)
     server = fork_client.ForkServer("ranks")
     try:
-        wait_until(lambda: handles(server.pid or 0, signal.SIGUSR1), "it does not answer")
+        wait_until(lambda: all(handles(pid, signal.SIGUSR1) for pid in server.pids), "it does not answer")
         with pytest.raises(TrainingFailed, match=r"torch\.py:2"):
             server.is_ready(0.1)
     finally:

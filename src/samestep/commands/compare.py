@@ -111,12 +111,15 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
         refuse_large_second_size(inspected, planned, room_in(folder))
     total = 1 + len(planned) * max(1, setup.rounds) + sum(row.second is not None for row in planned)
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
+    preloads = {row.facts.preloads for row in planned if row.launcher == FORK}
+    fork_client.preload(*preloads - {()}, deadline_s=setup.deadline_s)
     reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = None
     if reference and not setup.resume:
         answer = _one_process(inspected, folder, reference, lambda phase: show(phase, 0, total))
     if setup.rounds:
-        fork_client.close("reference")  # nothing else may run during a measurement; the ranks' server waits
+        fork_client.close("reference")  # nothing else may run during a measurement; the ranks' servers wait
+        fork_client.wait(setup.deadline_s)
     done = 1
     for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):
@@ -400,6 +403,8 @@ def _start(
         command = replace(command, fork="reference")
     elif as_threads and devices[0] == "cpu":
         command = replace(command, fork="ranks")
+    if facts:
+        command = replace(command, preloads=facts.preloads)
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))
         other_machines.publish(

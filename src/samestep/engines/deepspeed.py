@@ -112,7 +112,11 @@ ENGINE = Engine(
     purpose="ZeRO stages 1, 2 and 3",
     train=train,
     layout=layout,
-    needs=Needs(packages=("deepspeed",), no_threads=message("deepspeed_has_one_group_a_process")),
+    needs=Needs(
+        packages=("deepspeed",),
+        preloads=("deepspeed",),
+        no_threads=message("deepspeed_has_one_group_a_process"),
+    ),
     numerics=numerics,
     checks=Checks(cannot_skip=message("deepspeed_updates_from_gradients_of_its_own")),
     fragments=fragments,

@@ -107,7 +107,11 @@ ENGINE = Engine(
     purpose="Lightning's wrapper, your own loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("lightning",), no_threads=message("lightning_has_one_rank_a_process")),
+    needs=Needs(
+        packages=("lightning",),
+        preloads=("lightning",),
+        no_threads=message("lightning_has_one_rank_a_process"),
+    ),
     numerics=numerics,
     checks=Checks(explain=explain),
 )

@@ -94,7 +94,11 @@ ENGINE = Engine(
     purpose="Hugging Face's Trainer, which owns the loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("transformers", "accelerate"), no_threads=message("accelerate_has_one_rank_a_process")),
+    needs=Needs(
+        packages=("transformers", "accelerate"),
+        preloads=("transformers.trainer",),
+        no_threads=message("accelerate_has_one_rank_a_process"),
+    ),
     numerics=numerics,
     checks=Checks(explain=explain_ddp_error),
 )

@@ -110,7 +110,11 @@ ENGINE = Engine(
     purpose="Lightning's Trainer, which owns the loop",
     train=train,
     layout=layout,
-    needs=Needs(packages=("lightning",), no_threads=message("lightning_has_one_rank_a_process")),
+    needs=Needs(
+        packages=("lightning",),
+        preloads=("lightning",),
+        no_threads=message("lightning_has_one_rank_a_process"),
+    ),
     numerics=numerics,
     checks=Checks(explain=explain, cannot_skip=message("trainer_computes_gradients_inside_the_step")),
 )

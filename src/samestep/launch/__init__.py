@@ -77,13 +77,15 @@ class Command:
 
     ends_by: the signal that ends it when this process is killed. A launcher whose ranks are not its children needs one
     that it can forward to them. fork: the fork server that may start it; None: it needs a new interpreter.
-    launchers: those that may report failed ranks in its output.
+    preloads: modules that this server has imported besides torch. launchers: those that may report failed ranks in its
+    output.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     ends_by: signal.Signals = signal.SIGKILL
     fork: Literal["ranks", "reference"] | None = None
+    preloads: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
 
 

@@ -2,8 +2,9 @@
 
 A proof's workers may be forked. Measured workers, and workers that use CUDA, start in new interpreters, as a user's do.
 There are two servers, because each process has one hash seed for strings: one forks the reference, the other the
-ranks. So a job or an engine that iterates over a set of strings differs from the reference, as on two machines. The
-pytest plugin has a third one, for the ranks of its tests.
+ranks. So a job or an engine that iterates over a set of strings differs from the reference, as on two machines. Ranks
+of an engine whose library takes long to import have a server of their own, which the ranks' server forks and which then
+imports it: no other engine's ranks have that library. The pytest plugin has one, too, for the ranks of its tests.
 """
 
 from __future__ import annotations
@@ -34,19 +35,29 @@ SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the s
 
 
 class ForkServer:
-    """A fork server: a child of this process, or one that listens at a socket."""
+    """A fork server: a child of this process, or one that listens at a socket.
 
-    def __init__(self, purpose: Purpose) -> None:
+    base: the server that forks it, which must be ready; it then imports `preloads` besides. None: it is a new process.
+    """
+
+    def __init__(self, purpose: Purpose, *, base: ForkServer | None = None, preloads: Sequence[str] = ()) -> None:
         self._answers: deque[ForkAnswer] = deque()
         self._partial_line = b""
+        self._answering = 0  # the pid of the process that forks; 0: not known yet
         self.codes: dict[int, int] = {}  # pid -> exit code, of workers that have ended
         folder = os.environ.get(SOCKETS)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedWorker | None = None
+        self._log = tempfile.NamedTemporaryFile(prefix="samestep-fork-server-")  # noqa: SIM115 - as long as it runs
+        if base:
+            self._folder = tempfile.TemporaryDirectory(prefix="samestep-")
+            self._path = Path(self._folder.name) / purpose
+            arguments = ["--fork-server", purpose, "--listen", str(self._path), *preloads]
+            self._process = base.fork(arguments, os.environ, Path(self._log.name))
+            return
         if folder and (Path(folder) / purpose).exists():
             self._socket = connections.connect(Path(folder) / purpose)
             self._in = self._out = self._socket.fileno()
             return
-        self._log = tempfile.NamedTemporaryFile(prefix="samestep-fork-server-")  # noqa: SIM115 - as long as it runs
         self._process = subprocess.Popen(
             [sys.executable, *module_arguments("samestep.worker"), "--fork-server", purpose],
             env=_quiet(purpose) | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
@@ -60,9 +71,9 @@ class ForkServer:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
 
     @property
-    def pid(self) -> int | None:
-        """The server's pid; None where another process started it."""
-        return self._process.pid if self._process else None
+    def pids(self) -> set[int]:
+        """The pids of the server's processes; none where another process started it."""
+        return {self._process.pid, self._answering} - {0} if self._process else set()
 
     def is_ready(self, deadline_s: float | None = None) -> bool:
         """Whether the server can fork, once it has imported torch. False where it has failed or has threads.
@@ -70,8 +81,12 @@ class ForkServer:
         Raises TrainingFailed where it has not imported torch within `deadline_s`.
         """
         if not hasattr(self, "_threads"):
+            if isinstance(self._process, ForkedWorker) and not self._connected(self._process, deadline_s):
+                self._threads = None
+                return False
             answer = self._next_answer(deadline_s)
             self._threads = answer.threads if answer else None
+            self._answering = answer.pid if answer else 0
         return self._threads == 1
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ForkedWorker:
@@ -104,13 +119,30 @@ class ForkServer:
             patience.check()
         return self._answers.popleft() if self._answers else None
 
+    def _connected(self, process: ForkedWorker, deadline_s: float | None) -> bool:
+        """Connects to a forked server, once it listens. False where it has ended."""
+        patience = Patience(message("torch_is_being_imported"), self._place, deadline_s=deadline_s)
+        while not self._path.exists():
+            if process.poll() is not None:
+                return False
+            patience.check()
+            time.sleep(0.01)
+        self._socket = connections.connect(self._path)
+        self._in = self._out = self._socket.fileno()
+        return True
+
     def _place(self) -> Message | None:
         return place_of(self._process.pid, Path(self._log.name)) if self._process else None
 
     def close(self) -> None:
         """Ends the server and the workers that it has forked."""
-        if self._process is None:
+        if hasattr(self, "_socket"):
             self._socket.close()
+        if self._process is None:
+            return
+        if isinstance(self._process, ForkedWorker):
+            self._process.kill()
+            self._folder.cleanup()
             return
         with suppress(OSError):
             for stream in (self._process.stdin, self._process.stdout):
@@ -159,14 +191,30 @@ class ForkedWorker:
         return self.returncode
 
 
-_servers: dict[Purpose, ForkServer] = {}
+_servers: dict[tuple[Purpose, tuple[str, ...]], ForkServer] = {}  # by purpose and preloads
 
 
 def start(*purposes: Purpose) -> None:
     """Starts servers, which import torch meanwhile. Starts none where forking is not safe (macOS, Windows)."""
     for purpose in purposes:
-        if is_possible() and purpose not in _servers:
-            _servers[purpose] = ForkServer(purpose)
+        if is_possible() and (purpose, ()) not in _servers:
+            _servers[purpose, ()] = ForkServer(purpose)
+
+
+def preload(*preloads: tuple[str, ...], deadline_s: float | None = None) -> None:
+    """Starts servers of ranks that import these modules meanwhile, where there is one without them. deadline_s: for
+    that one to import torch."""
+    base = _servers.get(("ranks", ()))
+    if base and base.is_ready(deadline_s):
+        for modules in preloads:
+            if ("ranks", modules) not in _servers:
+                _servers["ranks", modules] = ForkServer("ranks", base=base, preloads=modules)
+
+
+def wait(deadline_s: float | None = None) -> None:
+    """Waits until all servers have imported what they fork with. Raises TrainingFailed as ForkServer.is_ready."""
+    for server in _servers.values():
+        server.is_ready(deadline_s)
 
 
 def is_possible() -> bool:
@@ -180,14 +228,16 @@ def fork(
     environment: Mapping[str, str],
     output: Path,
     deadline_s: float | None = None,
+    preloads: tuple[str, ...] = (),
 ) -> ForkedWorker | None:
     """Forks a worker from the server for this purpose; returns None where workers need new interpreters.
 
-    See ForkServer.fork. deadline_s: for the server to import torch.
+    See ForkServer.fork. deadline_s: for the server to import torch. preloads: of the server, where there is
+    one that has them.
     """
     if SOCKETS in os.environ:
         start(purpose)
-    server = _servers.get(purpose)
+    server = _servers.get((purpose, preloads)) or _servers.get((purpose, ()))
     if server is None or not server.is_ready(deadline_s):
         return None
     try:
@@ -198,14 +248,13 @@ def fork(
 
 def pids() -> set[int]:
     """Returns the pids of the servers that this process has started."""
-    return {server.pid for server in _servers.values() if server.pid}
+    return set().union(*(server.pids for server in _servers.values()))
 
 
 def close(*purposes: Purpose) -> None:
     """Ends the servers for these purposes; all of them by default."""
-    for purpose in purposes or tuple(_servers):
-        if server := _servers.pop(purpose, None):
-            server.close()
+    for key in sorted((key for key in _servers if not purposes or key[0] in purposes), reverse=True):
+        _servers.pop(key).close()  # those that another forked come first
 
 
 atexit.register(close)

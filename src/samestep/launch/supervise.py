@@ -98,7 +98,7 @@ def start(
     log = folder / f"log{host}.txt"
     if command.fork:
         arguments = command.argv[command.argv.index("samestep.worker") + 1 :]
-        if worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s):
+        if worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s, command.preloads):
             return worker
     with open(log, "ab") as output:
         return subprocess.Popen(

@@ -19,8 +19,8 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class ForkAnswer:
-    """What the server answers: first, once, the number of its threads; then a worker's pid, and its exit code when it
-    has ended."""
+    """What the server answers: first, once, the number of its threads and its pid; then a worker's pid, and its exit
+    code when it has ended."""
 
     threads: int | None = None
     pid: int = 0

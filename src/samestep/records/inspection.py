@@ -59,12 +59,13 @@ class MachineFacts:
 class EngineFacts:
     """An engine on this machine.
 
-    reason: why it is not available. install: the command that installs it. version: of its package. process_kind: its
-    PROCESSES. processes: how many it needs. devices: of all processes. settings: their values. chosen: those that
-    --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
-    no_threads: why its ranks cannot be threads of one process; None: they can. axes: along which its ranks can be
-    arranged. mesh: how they are; None: each is a replica. no_spot_checks: why its steps are not replayed by
-    --spot-check; None: they are. cannot_skip: why --on-nan skip cannot leave out a step of it; None: it can.
+    reason: why it is not available. install: the command that installs it. version: of its package. process_kind:
+    its PROCESSES. preloads: the modules that a fork server imports for its ranks. processes: how many it needs.
+    devices: of all processes. settings: their values. chosen: those that --set-engine has changed. layout,
+    numerics: with these settings; None for an engine that cannot be imported. no_threads: why its ranks cannot be
+    threads of one process; None: they can. axes: along which its ranks can be arranged. mesh: how they are; None:
+    each is a replica. no_spot_checks: why its steps are not replayed by --spot-check; None: they are. cannot_skip:
+    why --on-nan skip cannot leave out a step of it; None: it can.
     """
 
     name: str
@@ -74,6 +75,7 @@ class EngineFacts:
     version: str | None = None
     purpose: str = ""
     process_kind: str = ""
+    preloads: tuple[str, ...] = ()
     processes: int = 0
     devices: tuple[str, ...] = ()
     settings: Values = field(default_factory=dict)

@@ -19,7 +19,7 @@ import select
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,17 +47,18 @@ def serve(of: str, main: Main) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported
     _preload(of)
-    _answer(answers, ForkAnswer(threads=threads()))
+    _answer(answers, ForkAnswer(threads=threads(), pid=os.getpid()))
     _serve(0, answers, main)
 
 
-def listen(of: str, path: str, main: Main) -> None:
-    """Listens on the Unix socket `path` and forks a server for each connection. For tests."""
+def listen(of: str, path: str, preloads: Sequence[str], main: Main) -> None:
+    """Listens on the Unix socket `path` and forks a server for each connection: for tests, and for ranks that have
+    imported `preloads` besides torch and this package."""
     die_with_parent()
-    _preload(of)
+    _preload(of, preloads)
 
     def serve_connection(connection: socket.socket) -> None:
-        _answer(connection.fileno(), ForkAnswer(threads=threads()))
+        _answer(connection.fileno(), ForkAnswer(threads=threads(), pid=os.getpid()))
         _serve(connection.fileno(), connection.fileno(), main)
 
     fork_for_connections(Path(path), serve_connection)
@@ -71,7 +72,7 @@ def threads() -> int:
         return 1
 
 
-def _preload(of: str) -> None:
+def _preload(of: str, preloads: Sequence[str] = ()) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # who has asked CUDA itself cannot fork a user of it
     with without_collections():
         of_tests = OF_TESTS if of == "tests" else ()
@@ -79,7 +80,12 @@ def _preload(of: str) -> None:
             "samestep.recorder.run_script",
             *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names())),
         ]
-        for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
+        for name in (
+            *PRELOADED,
+            *of_tests,
+            *(of_ranks if of == "ranks" else ()),
+            *preloads,
+        ):  # the reference uses no engine
             importlib.import_module(name)
         for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
             with suppress(Exception):  # pytest will show it

@@ -161,6 +161,7 @@ def _facts(
         version=installed,
         purpose=engine.purpose,
         process_kind=engine.needs.processes,
+        preloads=engine.needs.preloads,
         processes=world.size,
         devices=devices[:nproc] if alone else devices,
         settings=settings,
