@@ -76,8 +76,8 @@ class Used:
 
 @dataclass(frozen=True)
 class Cost:
-    """verify_s, verify_cpu_s: of all processes of `verify`; quick_s, quick_cpu_s: with --quick. steps: CPU seconds of the
-    reference over those of one step of the job as it is. memory, disk, left: bytes a parameter; memory beyond that
+    """verify_s, verify_cpu_s: of all processes of `verify`; quick_s, quick_cpu_s: with --quick. steps: CPU seconds of
+    the reference over those of one step of the job as it is. memory, disk, left: bytes a parameter; memory beyond that
     of the training as it is, disk of the reference's files, left of all that `verify` leaves."""
 
     parameters: int
