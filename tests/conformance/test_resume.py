@@ -234,8 +234,8 @@ FAULTS = [
     (
         "pieces in the wrong place",
         "rank/checkpoint_files.py",
-        "Place(piece.shape, piece.offset)",
-        "Place(piece.shape, (0,) * len(piece.offset))",
+        "Place(piece.shape, piece.offset,",
+        "Place(piece.shape, (0,) * len(piece.offset),",
     ),
 ]
 

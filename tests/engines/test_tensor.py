@@ -25,6 +25,7 @@ from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 HEADS = f"{TESTS}/mutations/jobs.py:heads"
+SEQUENCES = f"{TESTS}/mutations/jobs.py:sequences"
 BRANCHING = f"{TESTS}/mutations/jobs.py:branching"
 
 
@@ -51,6 +52,22 @@ def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_r
         verdict = prove(reference_rank, ranks, HEADS, "tensor", complete=complete, mesh=mesh)
     assert verdict.verdict == "same", verdict
     assert facts.layout.replicas == facts.mesh.replicas
+
+
+@pytest.mark.parametrize(
+    ("engine", "mesh"),
+    [
+        ("tensor", "tensor=2"),
+        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("tensor", "tensor=4", marks=pytest.mark.full),
+        pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("fsdp", "shard=3,tensor=2", marks=pytest.mark.full),
+    ],
+)
+def test_query_key_and_value_in_one_layer_are_split_by_heads(engine: str, mesh: str, reference_rank: Ranks) -> None:
+    with Ranks(engine_facts(engine, 0, mesh=mesh).mesh.size, threads=True) as ranks:  # type: ignore[union-attr]
+        verdict = prove(reference_rank, ranks, SEQUENCES, engine, complete=True, mesh=mesh)
+    assert verdict.verdict == "same", verdict
 
 
 def foreach() -> Job:
@@ -100,8 +117,13 @@ def test_heads_that_do_not_divide_are_refused_before_any_rank_starts() -> None:
     assert why and why.id == "layer_splits_over_other_ranks" and why.fields["ranks"] == 3
 
 
+FOUR = ("tensor", "data=1,tensor=4")
+SHARDS = ("fsdp", "shard=2,tensor=2")
+
+
 @pytest.mark.check
-def test_a_run_goes_on_from_one_mesh_to_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("job", "then"), [(HEADS, FOUR), (SEQUENCES, SHARDS)], ids=["heads", "sequences"])
+def test_a_run_goes_on_from_one_mesh_to_another(job: str, then: tuple[str, str], tmp_path: Path) -> None:
     """One process, then two tensor ranks, then four, then one process: the weights of one that was not interrupted."""
 
     def run(folder: str, engine: str, mesh: str, stop_after: int | None) -> Mapping[str, Any]:
@@ -109,11 +131,11 @@ def test_a_run_goes_on_from_one_mesh_to_another(tmp_path: Path) -> None:
         weights = tmp_path / folder / "weights.safetensors"
         task = RunTask(str(weights), stop_after=stop_after, check_replicas=1)
         with Ranks(arranged.size if arranged else 1) as ranks:
-            ranks.work(Plan("", 0.0, HEADS, {}, engine, trainings=(task,), mesh=arranged))
+            ranks.work(Plan("", 0.0, job, {}, engine, trainings=(task,), mesh=arranged))
         return load_file(weights)
 
     whole = run("whole", "single", "", None)
-    for engine, mesh, stop_after in (("single", "", 3), ("tensor", "tensor=2", 5), ("tensor", "data=1,tensor=4", 7)):
+    for engine, mesh, stop_after in (("single", "", 3), ("tensor", "tensor=2", 5), (*then, 7)):
         run("chain", engine, mesh, stop_after)
     last = run("chain", "single", "", None)
     for name, tensor in whole.items():

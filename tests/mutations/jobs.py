@@ -548,8 +548,8 @@ class CausalBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, length, _ = x.shape
         parts = self.attend(self.norm1(x)).chunk(3, -1)
-        heads = (part.view(rows, length, 4, 4).transpose(1, 2) for part in parts)
-        attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(rows, length, 16)
+        heads = (part.view(rows, length, -1, 4).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(rows, length, -1)
         x = x + self.drop(self.project(attended))
         return x + self.drop(self.feed(self.norm2(x)))  # type: ignore[no-any-return]
 
@@ -572,7 +572,8 @@ class Causal(nn.Module):
 
 def sequences(rows: int = 45, global_batch: int = 10, length: int = 8) -> Job:
     """Sequences whose positions context parallel ranks divide, with padded ends of uneven lengths, which the loss
-    leaves out; tied weights, dropout in the blocks and before them, micro-batches, a clipping that acts at every step.
+    leaves out; query, key and value in one layer; tied weights, dropout in the blocks and before them, micro-batches, a
+    clipping that acts at every step.
     """
     tokens = torch.randint(11, (rows + 13, length + 1), generator=_random(16))
     ends = torch.randint(1, length + 1, (rows + 13, 1), generator=_random(17))

@@ -31,6 +31,7 @@ HEALTHY = (
         Fault("fsdp: nothing", FSDP, "import torch\n", "import torch\n", (), "", JOBS, engine="fsdp", mesh=mesh)
         for mesh in (COPIES, DIVIDED)
     ),
+    tensor.HEALTHY_FUSED,
     context.HEALTHY,
     expert.HEALTHY,
     pipeline.fault("nothing", pipeline.PIPELINE, "import torch\n", "import torch\n", ()),
@@ -49,7 +50,7 @@ def test_every_fault_applies() -> None:
     assert len(texts) == len(FAULTS) >= 37 + 15
 
 
-@pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh}")
+@pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh} {healthy.jobs[0]}")
 @pytest.mark.check
 def test_without_a_fault_it_is_the_same_step(healthy: Fault, references: References) -> None:
     assert [row["verdict"] for row in plant(healthy, references, threads=True)] == ["same"]

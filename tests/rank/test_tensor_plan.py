@@ -20,16 +20,29 @@ from samestep.rank.tensor_plan import division_of
 
 
 class Fused(nn.Module):
-    """Query, key and value in one layer, and a number of heads that is fixed."""
+    """Query, key and value in one layer. heads: how many, and their size. drop: of the attention's weights."""
+
+    def __init__(self, heads: tuple[int, int], drop: float = 0.0) -> None:
+        super().__init__()
+        self.attend, self.project, self.heads, self.drop = nn.Linear(8, 24), nn.Linear(8, 8), heads, drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, x = len(x), torch.stack([x, x.flip(-1), x.cos()], 1)
+        parts = (part.view(rows, 3, *self.heads).transpose(1, 2) for part in self.attend(x).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(*parts, dropout_p=self.drop if self.training else 0.0)
+        return self.project(attended.transpose(1, 2).reshape(rows, 3, -1)).mean(1)  # type: ignore[no-any-return]
+
+
+class Gated(nn.Module):
+    """A gate and what it multiplies in one layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attend, self.project = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.both, self.down = nn.Linear(8, 24), nn.Linear(12, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(x)
-        query, key, value = (part.view(rows, 2, 1, -1) for part in self.attend(x).chunk(3, -1))
-        return self.project(F.scaled_dot_product_attention(query, key, value).reshape(rows, -1))  # type: ignore[no-any-return]
+        gate, up = self.both(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
 
 
 class Skipped(nn.Module):
@@ -168,11 +181,27 @@ TWO_PAIRS = {"0": "colwise", "1": "rowwise", "2": "colwise", "3": "rowwise"}
         (sequence(nn.Softmax(-1), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
         (sequence(nn.PReLU(12), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
         (sequence(nn.BatchNorm1d(12), out=4), {"2": "colwise_gather", "0": "colwise_gather"}),
-        (Fused, {"attend": "colwise_gather", "project": "colwise_gather"}),
+        (lambda: Fused((-1, 4)), {"attend": "colwise_3", "project": "rowwise"}),
+        (lambda: Fused((2, -1)), {"attend": "colwise_gather", "project": "colwise_gather"}),
+        (Gated, {"both": "colwise_2", "down": "rowwise"}),
         (Skipped, {"first": "colwise_gather", "second": "colwise_gather"}),
         (Twice, {"second": "colwise_gather"}),
     ],
-    ids=["gelu", "softsign", "zeros", "four", "norm", "softmax", "prelu", "batchnorm", "fused", "skipped", "twice"],
+    ids=[
+        "gelu",
+        "softsign",
+        "zeros",
+        "four",
+        "norm",
+        "softmax",
+        "prelu",
+        "batchnorm",
+        "fused",
+        "fixed",
+        "gated",
+        "skipped",
+        "twice",
+    ],
 )
 def test_what_can_be_split_is_found(model: Callable[[], nn.Module], found: Mapping[str, str]) -> None:
     assert division_of(job(model), 2).plan == found
@@ -214,6 +243,34 @@ def test_blocks_of_a_list_that_are_unlike_are_tried_by_themselves() -> None:
     division = division_of(job(model), 2)
     assert {*division.plan} == {"blocks.0.1", "blocks.0.3", "blocks.2.1", "blocks.2.3"}
     assert division.random == ["blocks.1.3"]
+
+
+def test_heads_of_a_layer_for_query_key_and_value_are_split_where_the_ranks_divide_them() -> None:
+    gathered = {"attend": "colwise_gather", "project": "colwise_gather"}
+    assert division_of(job(lambda: Fused((-1, 4))), 4).plan == gathered  # of 2 heads
+    asked = {"attend": "colwise_3", "project": "rowwise"}
+    assert division_of(job(lambda: Fused((-1, 4)), asked), 2).plan == asked
+    for parallel, ranks in ((asked, 4), ({**asked, "attend": "colwise"}, 2), ({**asked, "attend": "colwise_2"}, 2)):
+        with pytest.raises(UserError) as raised:
+            division_of(job(lambda: Fused((-1, 4)), parallel), ranks)
+        assert raised.value.message.id == "parts_of_split_layers_do_not_add_up"
+    with pytest.raises(UserError) as raised:
+        division_of(job(lambda: Fused((-1, 4)), asked), 3)
+    assert raised.value.message.id == "layer_does_not_divide"
+
+
+def test_a_dropout_inside_of_such_attention_leaves_it_whole() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm, self.gated = Fused((-1, 4), drop=0.5), nn.LayerNorm(8), Gated()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gated(self.norm(self.attention(x)))  # type: ignore[no-any-return]
+
+    division = division_of(job(Both), 2)
+    assert division.plan == {"gated.both": "colwise_2", "gated.down": "rowwise"}
+    assert division.random == ["attention.project"]
 
 
 def test_what_the_loss_reads_beside_the_output_is_not_split() -> None:

@@ -29,6 +29,7 @@ from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import device_mesh, process_group
+from samestep.rank.row_order import in_order_of_model
 from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
 from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
@@ -126,7 +127,8 @@ def train(
                 if job.moves_lr(batch):
                     scheduler.step()
                 run.step(loss)
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return in_order_of_model(model, get_model_state_dict(model, options=whole))
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

@@ -213,7 +213,7 @@ def check_metrics(metrics: Any) -> None:
         )
 
 
-PARALLEL_STYLES = ("colwise", "rowwise", "colwise_gather", "stage")
+PARALLEL_STYLES = ("colwise", "colwise_2", "colwise_3", "rowwise", "colwise_gather", "stage")
 
 
 def check_parallel(parallel: Any) -> None:

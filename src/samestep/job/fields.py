@@ -62,9 +62,10 @@ class JobFields:
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
     prefetch: batches that each loader process loads in advance.
-    parallel: the name of a layer, in which * stands for any -> 'colwise', 'rowwise' or 'colwise_gather': how tensor
-        parallel ranks split its weight; or of a module -> 'stage': a stage of a pipeline begins with it. An engine for
-        which it names nothing divides the model as a Hugging Face model's tp_plan says, or as is found in the model.
+    parallel: the name of a layer, in which * stands for any -> 'colwise', 'colwise_2', 'colwise_3', 'rowwise' or
+        'colwise_gather': how tensor parallel ranks split its weight; or of a module -> 'stage': a stage of a pipeline
+        begins with it. An engine for which it names nothing divides the model as a Hugging Face model's tp_plan says,
+        or as is found in the model.
     on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
         (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
     """

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from samestep.errors import UserError, printable
 from samestep.message import Message, as_said, message
+from samestep.rank.row_order import pieces_of_block
 from samestep.rank.shards import block_of, place_of
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, files_of, steps_in
 from samestep.records.files import read, replace_by, write
@@ -38,11 +39,15 @@ TENSOR, TUPLE, PAIRS, COUNTER, FLOAT = "$tensor", "$tuple", "$pairs", "$counter"
 
 @dataclass(frozen=True)
 class Piece:
-    """This rank's block of a tensor. shape: of the whole tensor. offset: of the block's first element in it."""
+    """This rank's block of a tensor. shape: of the whole tensor. offset: of the block's first element in it.
+
+    others: its other pieces of the tensor, where it has several.
+    """
 
     block: Tensor
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    others: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,27 @@ class Stored:
     key: str
 
 
-def piece_of(tensor: Tensor) -> Piece:
-    """Returns this rank's piece of a tensor, in memory that the training does not change."""
-    block = block_of(tensor)
+def piece_of(tensor: Tensor, order: Tensor | None = None) -> Piece:
+    """Returns this rank's piece of a tensor, in memory that the training does not change. order: of its rows, as
+    row_orders() says."""
+    return piece_of_block(block_of(tensor), tuple(tensor.shape), place_of(tensor)[1], order)
+
+
+def piece_of_block(block: Tensor, shape: tuple[int, ...], offset: tuple[int, ...], order: Tensor | None) -> Piece:
+    """Returns a copy of a block of a tensor with this shape, as piece_of() does."""
+    if order is None:
+        return Piece(_copy(block), shape, offset)
+    first, *others = [
+        Piece(_copy(block[rows.in_block : rows.in_block + rows.number]), shape, (rows.in_whole, *offset[1:]))
+        for rows in pieces_of_block(order, block.shape, offset)
+    ] or [Piece(_copy(block), shape, offset)]
+    return replace(first, others=tuple(others))
+
+
+def _copy(block: Tensor) -> Tensor:
     if block.device.type == "cuda":
-        copy = torch.empty(block.shape, dtype=block.dtype, pin_memory=True).copy_(block, non_blocking=True)
-    else:
-        copy = block.clone(memory_format=torch.contiguous_format)
-    return Piece(copy, tuple(tensor.shape), place_of(tensor)[1])
+        return torch.empty(block.shape, dtype=block.dtype, pin_memory=True).copy_(block, non_blocking=True)
+    return block.clone(memory_format=torch.contiguous_format)
 
 
 def pack(tree: Any) -> tuple[Any, dict[str, Piece]]:
@@ -75,6 +93,7 @@ def pack(tree: Any) -> tuple[Any, dict[str, Piece]]:
             value = piece_of(value)
         if isinstance(value, Piece):
             pieces[path] = value
+            pieces.update({f"{path}[{number}]": piece for number, piece in enumerate(value.others, 1)})
             return {TENSOR: path}
         if value is None or isinstance(value, bool | int | str):
             return value
@@ -149,8 +168,9 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     sync(tensors)
     for name, file in files.items():
         replace_by(folder / name, partial(shutil.copyfileobj, file))
+    piece_of = {f"{key}[{number}]": key for key, piece in pieces.items() for number in range(1, 1 + len(piece.others))}
     places = {
-        key: Place(piece.shape, piece.offset)
+        key: Place(piece.shape, piece.offset, piece_of.get(key, ""))
         for key, piece in nonempty.items()
         if piece.shape != tuple(piece.block.shape)
     }
@@ -275,14 +295,17 @@ class Saved:
         names = [files_of(rank) for rank in range(world_size)]
         parts = [read(RankPart, self.folder / part) for part, _ in names]
         self.state: Any = unpack(merged([part.tree for part in parts]))
-        self._pieces: dict[str, list[tuple[Any, Place | None]]] = {}
+        # The key of a tensor -> of each piece of it: the file, its key there, and where it is.
+        self._pieces: dict[str, list[tuple[Any, str, Place | None]]] = {}
         for (_, tensors), part in zip(names, parts):
             check_regular(self.folder / tensors)
             opened: Any = safe_open(self.folder / tensors, "pt")
             for key in opened.keys():  # noqa: SIM118 - it is no dict
-                self._pieces.setdefault(key, []).append((opened, part.places.get(key)))
+                place = part.places.get(key)
+                of_tensor = (place.piece_of if place else "") or key
+                self._pieces.setdefault(of_tensor, []).append((opened, key, place))
 
-    def _pieces_of(self, stored: Stored) -> list[tuple[Any, Place | None]]:
+    def _pieces_of(self, stored: Stored) -> list[tuple[Any, str, Place | None]]:
         if not isinstance(stored, Stored) or stored.key not in self._pieces:
             raise UserError(
                 foreign(self.folder, message("tensor_missing", tensor=printable(getattr(stored, "key", stored), 80)))
@@ -297,8 +320,8 @@ class Saved:
 
     def shape(self, stored: Stored) -> tuple[int, ...]:
         """Returns the shape of a whole tensor."""
-        opened, place = self._pieces_of(stored)[0]
-        return place.shape if place else tuple(opened.get_slice(stored.key).get_shape())
+        opened, key, place = self._pieces_of(stored)[0]
+        return place.shape if place else tuple(opened.get_slice(key).get_shape())
 
     def numel(self, stored: Stored) -> int:
         """Returns how many values a whole tensor has."""
@@ -306,24 +329,24 @@ class Saved:
 
     def dtype(self, stored: Stored) -> torch.dtype:
         """Returns the dtype of a tensor."""
-        opened, _ = self._pieces_of(stored)[0]
-        first = opened.get_slice(stored.key)
-        dtype: torch.dtype = (first[:0] if first.get_shape() else opened.get_tensor(stored.key)).dtype
+        opened, key, _ = self._pieces_of(stored)[0]
+        first = opened.get_slice(key)
+        dtype: torch.dtype = (first[:0] if first.get_shape() else opened.get_tensor(key)).dtype
         return dtype
 
     def tensor(
         self, stored: Stored, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """Returns a tensor, or the block of it with this offset and shape, put together from all ranks' pieces."""
-        (opened, first), *_ = pieces = self._pieces_of(stored)
+        (opened, key, first), *_ = pieces = self._pieces_of(stored)
         block_shape = self.shape(stored) if shape is None or offset is None else tuple(shape)
         if first is None and block_shape == self.shape(stored):
-            tensor: Tensor = opened.get_tensor(stored.key)
+            tensor: Tensor = opened.get_tensor(key)
             return tensor
         offset = offset or (0,) * len(block_shape)
         overlaps = []
-        for opened, place in pieces:
-            piece = opened.get_slice(stored.key)
+        for opened, key, place in pieces:
+            piece = opened.get_slice(key)
             piece_offset = place.offset if place else (0,) * len(block_shape)
             spans = list(_overlap(offset, block_shape, piece_offset, piece.get_shape()))
             if all(start < end for start, end in spans):

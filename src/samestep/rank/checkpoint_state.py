@@ -33,8 +33,9 @@ from samestep.errors import UserError
 from samestep.job import Job
 from samestep.job.phases import CHECKPOINTED
 from samestep.message import message
-from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign
+from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign, piece_of, piece_of_block
 from samestep.rank.checkpoints import Checkpoints
+from samestep.rank.row_order import pieces_of_block, row_orders
 from samestep.rank.shards import block_of, divided_along, is_divided, is_shard, place_of, sharded_like
 from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema, StateDict
@@ -123,13 +124,14 @@ class TrainingState:
     def tree(self, ema: Ema | None) -> Tree:
         """Returns what this rank gives to a checkpoint."""
         parameters: Tree = dict(named_parameters(self.model))
+        orders = row_orders(self.model)
         if self.full_state:
             full_state = self.full_state()
             parameters = {name: full_state[name] for name in parameters}
         buffers = {name: buffer for name, buffer in self.model.named_buffers() if not buffer.is_meta}
         tree: Tree = {
-            "model": self._given(parameters),
-            "optimizer": self._optimizer_tree(),
+            "model": {name: piece_of(p, orders.get(name)) for name, p in self._given(parameters).items()},
+            "optimizer": self._optimizer_tree(orders),
             "ranks": {},
         }
         if self.world.begins_replica or is_divided(self.model):
@@ -140,7 +142,7 @@ class TrainingState:
             averages = {name: (average, parameter) for name, average, parameter in ema.named(self.model)}
             given = {name: pair for name, pair in averages.items() if self._writes(pair[1])}
             tree["ema"] = {
-                name: Piece(a.clone(memory_format=torch.contiguous_format), tuple(p.shape), place_of(p)[1])
+                name: piece_of_block(a, tuple(p.shape), place_of(p)[1], orders.get(name))
                 for name, (a, p) in given.items()
             }
         if self.world.rank == 0:
@@ -164,8 +166,9 @@ class TrainingState:
         if self.carried and in_epoch and not as_many:
             ranks = {"ranks": len(state["ranks"]), "ranks_here": self.world.replicas}
             raise UserError(message("carried_state_of_other_ranks", checkpoint=saved.folder, **ranks))
+        orders = row_orders(self.model)
         for name, parameter in named_parameters(self.model):
-            copy_block(saved, state["model"][name], parameter)
+            copy_block(saved, state["model"][name], parameter, orders.get(name))
         for name, buffer in self.model.named_buffers():
             copy_block(saved, of_replica["buffers"][name], buffer)
         for name, module in with_extra_state(self.model):
@@ -187,11 +190,10 @@ class TrainingState:
         """Loads the averages of the weights from a checkpoint."""
         if "ema" not in saved.state:
             raise UserError(message("checkpoint_lacks", checkpoint=saved.folder, what="ema"))
+        orders = row_orders(self.model)
         for name, average, parameter in ema.named(self.model):
-            if parameter.is_meta:
-                continue
-            shape, offset = place_of(parameter)
-            average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
+            if not parameter.is_meta:
+                average.copy_(stored_block(saved, saved.state["ema"][name], parameter, orders.get(name)))
 
     def _writes(self, tensor: Any, parameter: Any = None) -> bool:
         """Returns whether this rank writes a tensor: its block of a sharded one; of others, the first rank that has it.
@@ -211,14 +213,20 @@ class TrainingState:
     def _given(self, tree: Tree, parameter: Any = None) -> Tree:
         return {name: value for name, value in tree.items() if self._writes(value, parameter)}
 
-    def _optimizer_tree(self) -> Tree:
+    def _optimizer_tree(self, orders: Mapping[str, Tensor]) -> Tree:
         if self.full_state:
             return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
         states = [(parameter, state) for parameter, state in inner.state.items() if not parameter.is_meta]
         if inner is self.optimizer:  # else ZeRO: this rank's parameters
             states = [(parameter, given) for parameter, state in states if (given := self._given(state, parameter))]
-        return {names[id(parameter)]: state for parameter, state in states}
+
+        def in_pieces(parameter: Tensor, value: Any) -> Any:
+            order = orders.get(names[id(parameter)])
+            of_rows = order is not None and isinstance(value, Tensor) and value.shape == parameter.shape
+            return piece_of(value, order) if of_rows else value
+
+        return {names[id(p)]: {key: in_pieces(p, value) for key, value in state.items()} for p, state in states}
 
     def _inner(self) -> Any:
         """Returns the optimizer that has the state: ZeroRedundancyOptimizer has another one inside."""
@@ -237,7 +245,7 @@ class TrainingState:
             load_numbers(group, saved.plain(numbers))
         if self.full_state:
             return  # load_fragments() does it, when there are flat parameters
-        inner, names = self._inner(), self._names()
+        inner, names, orders = self._inner(), self._names(), row_orders(self.model)
         from_flat = saved.state.get("flat", False)
         for group in inner.param_groups:
             for parameter in group["params"]:
@@ -246,7 +254,7 @@ class TrainingState:
                 if state is not None and not parameter.is_meta:
                     saved_dtype = None if from_flat else saved.dtype(saved.state["model"][name])
                     inner.state[parameter] = {
-                        key: load_state(saved, value, key, group, parameter, saved_dtype)
+                        key: load_state(saved, value, key, group, parameter, saved_dtype, orders.get(name))
                         for key, value in state.items()
                     }
 
@@ -327,22 +335,40 @@ def load_numbers(group: Tree, numbers: Tree) -> None:
             group[name] = value
 
 
-def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
-    """Copies this rank's block of a stored tensor into `tensor`; nothing into one that another rank has."""
+def copy_block(saved: Saved, stored: Stored, tensor: Tensor, order: Tensor | None = None) -> None:
+    """Copies this rank's block of a stored tensor into `tensor`; nothing into one that another rank has. order: of its
+    rows, as row_orders() says."""
     if tensor.is_meta:
         return
-    shape, offset = place_of(tensor)
     with torch.no_grad():
-        block_of(tensor).copy_(saved.tensor(stored, offset, shape))
+        block_of(tensor).copy_(stored_block(saved, stored, tensor, order))
+
+
+def stored_block(saved: Saved, stored: Stored, like: Tensor, order: Tensor | None) -> Tensor:
+    """Returns the block of a stored tensor that this rank has of `like`."""
+    shape, offset = place_of(like)
+    blocks = [
+        saved.tensor(stored, (rows.in_whole, *offset[1:]), (rows.number, *shape[1:]))
+        for rows in pieces_of_block(order, shape, offset)
+        if order is not None
+    ]
+    return torch.cat(blocks) if blocks else saved.tensor(stored, offset, shape)
 
 
 def load_state(
-    saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, saved_dtype: torch.dtype | None
+    saved: Saved,
+    value: Any,
+    key: str,
+    group: Tree,
+    parameter: Tensor,
+    saved_dtype: torch.dtype | None,
+    order: Tensor | None = None,
 ) -> Any:
     """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
 
     kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here. None: the
     state was that of a flat copy in a dtype of its own, as DeepSpeed's: all gets the parameter's, as torch demands.
+    order: of the parameter's rows.
     """
     if not isinstance(value, Stored):
         return tree_map_only(
@@ -355,11 +381,12 @@ def load_state(
         shape, offset = place_of(parameter)
         if flat:
             unflattened = saved.tensor(value).view(parameter.shape)
+            unflattened = unflattened if order is None else unflattened[order]
             block = unflattened[tuple(slice(start, start + size) for start, size in zip(offset, shape))].to(
                 parameter.device, dtype
             )
         else:
-            block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
+            block = stored_block(saved, value, parameter, order).to(parameter.device, dtype)
         return sharded_like(block, parameter)
     on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's load_state_dict does
     tensor = saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)

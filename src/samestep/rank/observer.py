@@ -19,6 +19,7 @@ from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.digests import copied_parameters, digest_rows, digest_state, digests, divided_at
+from samestep.rank.row_order import row_orders
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
 from samestep.records.record import MicroBatchRecord, TensorRecord
@@ -35,7 +36,7 @@ class StateOf:
         """Returns the sums of 'weights of NAME', 'KEY of NAME' of the optimizer, 'average of NAME', 'buffer NAME', and
         'PART KEY' of the others, name -> what has a state dict. 'optimizer of NAME' is empty: NAME may have a state.
         """
-        sums = {name: _sums(tensor) for name, tensor in self._tensors(ema) if not tensor.is_meta}
+        sums = {name: _sums(tensor, order) for name, (tensor, order) in self._tensors(ema) if not tensor.is_meta}
         for part, of_part in stateful.items():
             for path, value in tree_flatten_with_path(of_part.state_dict())[0] if of_part is not None else ():
                 if isinstance(value, Tensor | int | float) and not isinstance(value, bool):
@@ -46,36 +47,42 @@ class StateOf:
         """Returns the sums of each 'buffer NAME'."""
         return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers() if not buffer.is_meta}
 
-    def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
+        """Yields the name of a tensor, and the tensor with the order of its rows, as row_orders() says."""
+        orders = row_orders(self.model)
         named = {name.replace(CHECKPOINTED, ""): parameter for name, parameter in self.model.named_parameters()}
         names = {id(parameter): name for name, parameter in named.items()}
         for name, parameter in named.items():
-            yield f"weights of {name}", parameter
+            yield f"weights of {name}", (parameter, orders.get(name))
         for name, buffer in self.model.named_buffers():
-            yield f"buffer {name}", buffer
+            yield f"buffer {name}", (buffer, None)
         inner: Any = getattr(self.optimizer, "optim", None)  # ZeRO's, which has this rank's part of the state
         optimizer = inner if isinstance(inner, Optimizer) else self.optimizer
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             name = names.get(id(parameter), "")
             if not name or parameter.is_meta:
                 continue  # libraries may replace the parameters by flat copies; another rank has this stage
-            yield f"optimizer of {name}", torch.empty(0)
+            yield f"optimizer of {name}", (torch.empty(0), None)
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor | int | float):
-                    yield f"{key} of {name}", torch.as_tensor(value)
+                    of_rows = isinstance(value, Tensor) and value.shape == parameter.shape
+                    yield f"{key} of {name}", (torch.as_tensor(value), orders.get(name) if of_rows else None)
         for name, average, parameter in ema.named(self.model) if ema else ():
-            yield f"average of {name}", sharded_like(average, parameter) if is_shard(parameter) else average
+            whole = sharded_like(average, parameter) if is_shard(parameter) else average
+            yield f"average of {name}", (whole, orders.get(name))
 
 
-def _sums(tensor: Tensor) -> TensorRecord:
-    """Returns the sums over this rank's piece of a tensor. No rank asks another."""
+def _sums(tensor: Tensor, order: Tensor | None = None) -> TensorRecord:
+    """Returns the sums over this rank's piece of a tensor. No rank asks another. order: of its rows."""
     block = block_of(tensor)
     place = torch.zeros((), dtype=torch.float64, device=block.device)
     _, offset = place_of(tensor)
     step = tensor.numel()
-    for size, length, first in zip(tensor.shape, block.shape, offset):
+    for dim, (size, length, first) in enumerate(zip(tensor.shape, block.shape, offset)):
         step //= max(1, size)
         index = torch.arange(first, first + length, dtype=torch.float64, device=block.device)
+        if dim == 0 and order is not None:
+            index = order[first : first + length].to(index)
         place = place.unsqueeze(-1) + index * step
     values = block.to(torch.float64).nan_to_num()
     mixed = float((values * torch.cos(place)).sum())

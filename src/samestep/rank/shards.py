@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samestep.message import message
+from samestep.rank.row_order import in_order_of_model
 
 NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
     "Adafactor": message("optimizer_fails_on_shards"),
@@ -69,8 +70,9 @@ def sharded_like(block: Tensor, parameter: Any) -> Tensor:
 
 
 def full_state_dict(model: nn.Module) -> StateDict:
-    """Returns a module's state dict, with FSDP's shards gathered on every rank."""
-    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
+    """Returns a module's state dict, with shards gathered on every rank."""
+    state = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
+    return in_order_of_model(model, state)
 
 
 def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.ProcessGroup, device: str) -> None:

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from samestep.job import Job
 from samestep.message import Message, message
-from samestep.rank.tensor_plan import COLWISE, GATHERED, division_of
+from samestep.rank.row_order import order_rows
+from samestep.rank.tensor_plan import GATHERED, OUTPUTS, division_of
 from samestep.world import World
 
 
@@ -33,6 +34,8 @@ def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
     division = division_of(job, ranks.size(), str(next(model.parameters()).device))
     for name, style in division.plan.items():
         layer = model.get_submodule(name)
+        if style in OUTPUTS and OUTPUTS[style] > 1:
+            order_rows(layer, OUTPUTS[style], ranks.size())  # of its outputs each rank has a part
         attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
         parallelize_module(layer, ranks, style_of(style, layer))
         for of, parameter in layer.named_parameters():
@@ -58,7 +61,7 @@ def step_one_by_one(optimizer: Optimizer) -> None:
 
 def style_of(style: str, layer: nn.Module) -> ParallelStyle:
     """Returns torch's style: a layer split by columns keeps its part of the output, one by rows adds the parts up."""
-    if style == COLWISE:
+    if style in OUTPUTS:
         return ColwiseParallel()
     if style == GATHERED:
         return ColwiseParallel(output_layouts=Replicate())

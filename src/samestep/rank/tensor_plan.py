@@ -2,6 +2,7 @@
 
 A plan is what Job(parallel=…) says, a Hugging Face model's own tp_plan, or what is found in the model: pairs of Linear
 layers between which each part of the columns needs that part alone, as in elementwise operations and attention heads.
+A layer may compute several outputs at once, as query, key and value, of each of which a rank has a part.
 All are tried in one process before any rank starts: the parts' outputs must add up to the whole layer's. A layer
 that torch does not split as it is, such as one whose weight is read outside of its own forward, stays whole.
 """
@@ -35,10 +36,12 @@ from samestep.rank.plan_trial import (
     with_random_weights,
     without_compiling,
 )
+from samestep.rank.row_order import order_of_ranks
 from samestep.rank.step import keep_state
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
-STYLES = (COLWISE, ROWWISE, GATHERED)
+OUTPUTS = {COLWISE: 1, "colwise_3": 3, "colwise_2": 2}  # how many a layer computes at once, each split by columns
+STYLES = (*OUTPUTS, ROWWISE, GATHERED)
 PARAMETERS = {nn.Linear: {"weight", "bias"}, nn.Embedding: {"weight"}}  # of the layers that torch splits
 # What operations see of a part of a weight as of the whole one.
 ALIKE = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_leaf", "layout", "ndim", "requires_grad")}
@@ -163,7 +166,7 @@ def _size(layer: Any, style: str) -> int:
 
 
 def _check_size(name: str, layer: nn.Module, style: str, ranks: int) -> None:
-    if (size := _size(layer, style)) % ranks:
+    if (size := _size(layer, style)) % (ranks * OUTPUTS.get(style, 1)):
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
 
@@ -172,19 +175,20 @@ def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     single layers, whose outputs are gathered. alike: what is so in one block is so in all of a list, until the plan is
     tried as a whole: each block by itself takes as many times as long."""
     division = Division({}, unfit=trial.unfit, changed=trial.changed)
-    judged, pairs = dict[str, str](), list[dict[str, str]]()
+    judged, pairs = dict[str, tuple[str, str]](), list[dict[str, str]]()
     for columns, rows in trial.candidates():
         if any(name in pair for name in (*columns, rows) for pair in pairs):
             continue
-        pair = {**dict.fromkeys(columns, COLWISE), rows: ROWWISE}
-        pattern = " ".join(map(_pattern, pair)) if alike else rows
+        pattern = " ".join(map(_pattern, [*columns, rows])) if alike else rows
         if pattern not in judged:
-            judged[pattern] = _judged(trial, pair, ranks)
-        if judged[pattern] == SPLIT:
+            judged[pattern] = _judged(trial, columns, rows, ranks)
+        found, style = judged[pattern]
+        if found == SPLIT:
+            pair = {**dict.fromkeys(columns, style), rows: ROWWISE}
             for name in pair:
                 _check_size(name, trial.linear[name], pair[name], ranks)
             pairs.append(pair)
-        elif judged[pattern] == RANDOM:
+        elif found == RANDOM:
             division.random.append(rows)
     pairs = pairs or [{name: GATHERED} for name, layer in trial.linear.items() if layer.out_features % ranks == 0]
     division.plan = {name: style for pair in pairs for name, style in pair.items()}
@@ -201,16 +205,22 @@ def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     return division
 
 
-def _judged(trial: Trial, pair: Plan, ranks: int) -> str:
-    """Returns SPLIT for a pair of layers that can be split, RANDOM for one that could without random numbers, else
-    WHOLE. Raises Refused for one that other numbers of ranks can split."""
-    if trial.wrong_part(pair, ranks) is None:
-        return SPLIT
-    if number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pair, n) is None), 0):
-        raise Refused(message("layer_splits_over_other_ranks", layer=next(iter(pair)), ranks=ranks, others=number))
+def _judged(trial: Trial, columns: Sequence[str], rows: str, ranks: int) -> tuple[str, str]:
+    """Returns SPLIT for layers that can be split, RANDOM for those that could without random numbers, else WHOLE; and
+    the style of `columns`. Raises Refused for those that other numbers of ranks can split."""
+    pairs = {style: {**dict.fromkeys(columns, style), rows: ROWWISE} for style in OUTPUTS}
+    styles = [style for style, outputs in OUTPUTS.items() if outputs == 1 or _divides(trial, columns, outputs * ranks)]
+    if style := next((style for style in styles if trial.wrong_part(pairs[style], ranks) is None), ""):
+        return SPLIT, style
+    if number := next((n for n in OTHER_RANKS if n != ranks and trial.wrong_part(pairs[COLWISE], n) is None), 0):
+        raise Refused(message("layer_splits_over_other_ranks", layer=columns[0], ranks=ranks, others=number))
     with evaluating(trial.model):
-        without_random = trial.wrong_part(pair, ranks) is None
-    return RANDOM if without_random else WHOLE
+        style = next((style for style in styles if trial.wrong_part(pairs[style], ranks) is None), "")
+    return (RANDOM, style) if style else (WHOLE, COLWISE)
+
+
+def _divides(trial: Trial, layers: Sequence[str], parts: int) -> bool:
+    return all(trial.linear[name].out_features % parts == 0 for name in layers)
 
 
 class Trial:
@@ -305,7 +315,9 @@ class Trial:
     def wrong_part(self, plan: Plan, ranks: int) -> str | None:
         """Computes the forward pass of each rank in turn, with its part of the layers. Returns the layer after which
         the parts do not add up to the whole, or the last one where the model's output differs; None: all is right."""
-        joined = [name for name, style in plan.items() if style != COLWISE and isinstance(self.layers[name], nn.Linear)]
+        joined = [
+            name for name, style in plan.items() if style not in OUTPUTS and isinstance(self.layers[name], nn.Linear)
+        ]
         with self._outputs(joined) as outputs:
             whole = leaves_of(self._forward())
         whole_outputs, sums = dict(outputs), dict[str, list[Tensor]]()
@@ -390,10 +402,14 @@ def _narrowed(layer: nn.Linear, style: str, rank: int, ranks: int) -> Iterator[N
     dim = 1 if style == ROWWISE else 0
     sizes = cut(layer.weight.shape[dim], ranks)
     first, size = sum(sizes[:rank]), sizes[rank]
-    parts = {"weight": layer.weight.detach().narrow(dim, first, size)}
+    own = torch.arange(first, first + size)
+    if OUTPUTS.get(style, 1) > 1:
+        own = order_of_ranks(layer.out_features, OUTPUTS[style], ranks)[own]
+    own = own.to(layer.weight.device)
+    parts = {"weight": layer.weight.detach().index_select(dim, own)}
     if layer.bias is not None:
         bias = layer.bias.detach()
-        parts["bias"] = bias * (rank == 0) if style == ROWWISE else bias.narrow(0, first, size)
+        parts["bias"] = bias * (rank == 0) if style == ROWWISE else bias[own]
     layer._parameters.update({name: nn.Parameter(part, requires_grad=False) for name, part in parts.items()})
     try:
         yield

@@ -85,10 +85,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece is in its tensor: the tensor's shape, and the index of the piece's first element."""
+    """Where a piece is in its tensor: the tensor's shape, and the index of the piece's first element.
+
+    piece_of: the key of the tensor, of which a rank may have several pieces; '': the piece's own.
+    """
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    piece_of: str = ""
 
 
 @dataclass(frozen=True)

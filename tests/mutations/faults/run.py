@@ -282,7 +282,7 @@ FAULTS = (
     Fault(
         "run: the weights of the checkpoint are not loaded",
         STATE,
-        '            copy_block(saved, state["model"][name], parameter)\n',
+        '            copy_block(saved, state["model"][name], parameter, orders.get(name))\n',
         "            pass\n",
         ("loss",),
         "wrong_since_restart",

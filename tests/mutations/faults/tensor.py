@@ -24,11 +24,88 @@ UNREDUCED = (  # for COLUMNS
 )
 
 
-def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "") -> Fault:
-    return Fault(f"tensor: {name}", file, old, new, named, cause, JOBS, engine="tensor", mesh=MESH)
+FUSED = ("sequences",)  # whose query, key and value are one layer
+ORDER = "rank/row_order.py"
+PUT_IN_ORDER = "        parameter.data = parameter.data[order.to(parameter.device)]\n"
 
 
+def fault(
+    name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "", jobs: tuple[str, ...] = JOBS
+) -> Fault:
+    return Fault(f"tensor: {name}", file, old, new, named, cause, jobs, engine="tensor", mesh=MESH)
+
+
+HEALTHY_FUSED = Fault(
+    "tensor: nothing, query, key and value in one layer",
+    TENSOR,
+    "from torch import nn\n",
+    "from torch import nn\n",
+    (),
+    "",
+    FUSED,
+    engine="tensor",
+    mesh=MESH,
+)
+FAULTS_FUSED = (
+    fault(
+        "query, key and value split as one output",
+        SPLIT,
+        "            order_rows(layer, OUTPUTS[style], ranks.size())  # of its outputs each rank has a part\n",
+        "            pass\n",
+        (*GRADIENT, *LOSS),
+        jobs=FUSED,
+    ),
+    fault(
+        "the rows of other heads' keys",
+        SPLIT,
+        "        attributes = {of",
+        "            heads = layer.out_features // OUTPUTS[style] // ranks.size()\n"
+        "            wrong = [*range(heads), *range(heads, 2 * heads), *range(2 * heads, 3 * heads)]\n"
+        "            wrong[heads : 2 * heads] = range(4 * heads, 5 * heads)\n"
+        "            wrong += [*range(3 * heads, 4 * heads), *range(heads, 2 * heads), *range(5 * heads, 6 * heads)]\n"
+        "            for parameter in layer.parameters():\n"
+        "                parameter.data = parameter.data[torch.tensor(wrong)]\n"
+        "        attributes = {of",
+        ("initial weights",),
+        jobs=FUSED,
+    ),
+    fault(
+        "keys and values change places",
+        ORDER,
+        PUT_IN_ORDER,
+        PUT_IN_ORDER
+        + "        parts = parameter.data.unflatten(0, (ranks, outputs, -1))\n"
+        + "        parameter.data = parts[:, [0, 2, 1]].flatten(0, 2)\n",
+        ("initial weights",),
+        jobs=FUSED,
+    ),
+    fault(
+        "a bias in the order of the model beside a weight in that of the ranks",
+        ORDER,
+        PUT_IN_ORDER,
+        "        if parameter is layer.weight:\n    " + PUT_IN_ORDER,
+        ("initial weights",),
+        jobs=FUSED,
+    ),
+    fault(
+        "whole weights leave in the order of the ranks",
+        ORDER,
+        "            whole[name] = tensor[order.argsort().to(tensor.device)]\n",
+        "            whole[name] = tensor\n",
+        ("initial weights",),
+        jobs=FUSED,
+    ),
+    fault(
+        "whole weights are ordered once more",
+        ORDER,
+        "tensor[order.argsort().to(tensor.device)]",
+        "tensor[order.to(tensor.device)]",
+        ("initial weights",),
+        jobs=FUSED,
+    ),
+)
 FAULTS = (
+    *FAULTS_FUSED,
     fault(
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
         SPLIT,

@@ -32,7 +32,7 @@ FAULTS = (
     ResumeFault(
         "EMA saved instead of the weights",
         STATE,
-        '            "model": self._given(parameters),\n',
+        '            "model": {name: piece_of(p, orders.get(name)) for name, p in self._given(parameters).items()},\n',
         '            "model": {n: a.clone() for n, a, _ in ema.named(self.model)} | (\n'
         "                {n: p for n, p in parameters.items() if not p.requires_grad})\n"
         "            if ema else self._given(parameters),\n",
@@ -90,8 +90,9 @@ FAULTS = (
     ResumeFault(
         "weights loaded on rank 0 only",
         STATE,
-        '            copy_block(saved, state["model"][name], parameter)\n',
-        '            copy_block(saved, state["model"][name], parameter) if self.world.rank == 0 else None\n',
+        '            copy_block(saved, state["model"][name], parameter, orders.get(name))\n',
+        "            if self.world.rank == 0:\n"
+        '                copy_block(saved, state["model"][name], parameter, orders.get(name))\n',
         ("resumed state",),
         "weights_not_those_of_checkpoint",
         first=("fsdp", 2),

@@ -33,8 +33,8 @@ FAULTS = (
     ResumeFault(
         "momentum filled with zeros on a rank that is new",
         STATE,
-        "        block = saved.tensor(value, offset, shape).to(",
-        "        block = (saved.tensor(value, offset, shape) * (not offset[0])).to(",
+        "        block = stored_block(saved, value, parameter, order).to(",
+        "        block = (stored_block(saved, value, parameter, order) * (not offset[0])).to(",
         ("resumed state",),
         "on_the_new_ranks",
         first=("fsdp", 2),
@@ -113,9 +113,9 @@ FAULTS = (
     ResumeFault(
         "ZeRO's state saved by rank 0 alone",
         STATE,
-        "        return {names[id(parameter)]: state for parameter, state in states}\n",
-        "        states = states if inner is self.optimizer or self.world.rank == 0 else []\n"
-        "        return {names[id(parameter)]: state for parameter, state in states}\n",
+        "        def in_pieces(parameter",
+        "        states = states if inner is self.optimizer or self.world.rank == 0 else []\n\n"
+        "        def in_pieces(parameter",
         ("resumed state",),
         "optimizer_state_lost|step_count_of_optimizer_lost",
         first=("zero", 2),

@@ -12,7 +12,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_size = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
@@ -20,12 +20,13 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, length, width = x.shape
+        rows, length, _ = x.shape
         query, key, value = (
-            part.view(rows, length, self.heads, -1).transpose(1, 2) for part in self.attend(self.norm1(x)).chunk(3, -1)
+            part.view(rows, length, -1, self.head_size).transpose(1, 2)
+            for part in self.attend(self.norm1(x)).chunk(3, -1)
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.drop(self.project(attended.transpose(1, 2).reshape(rows, length, width)))
+        x = x + self.drop(self.project(attended.transpose(1, 2).reshape(rows, length, -1)))
         out: Tensor = x + self.drop(self.feed(self.norm2(x)))
         return out
 
