@@ -39,6 +39,7 @@ from samestep.rank.step import (
     one_row_message,
     with_weights,
 )
+from samestep.rank.step_costs import StepCosts
 from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.record import TrainingRecord
@@ -56,7 +57,7 @@ class Run:
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
     listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
     state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. spot_checks: of
-    some steps, by a replay; None: of none. profile: of some steps.
+    some steps, by a replay; None: of none. profile: of some steps. costs: of one step; None: of none.
     played: as of Schedule. micro_batches: as of the engine's Layout.
     """
 
@@ -75,6 +76,7 @@ class Run:
         guards: Guards | None = None,
         spot_checks: SpotChecks | None = None,
         profile: StepProfile | None = None,
+        costs: StepCosts | None = None,
         played: tuple[int, ...] = (),
         micro_batches: int = 1,
     ) -> None:
@@ -93,6 +95,7 @@ class Run:
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
         self._spot_checks = spot_checks
         self._profile = profile or StepProfile(world)
+        self._costs = costs
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
         self._forward = ForwardPass(job, world)
@@ -115,6 +118,8 @@ class Run:
         state: returns the full state dict; None: the module's own, with its shards gathered.
         """
         self._model = model
+        if self._costs:
+            self._costs.register(model, optimizer)
         if self._evaluator:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self.job.scheduler and self.job.scheduler.every == "evaluation":
@@ -294,6 +299,8 @@ class Run:
         """
         self.meter.step()
         self._profile.end(self.count.done + 1, self.meter)
+        if self._costs:
+            self._costs.end(self.count.done + 1)
         if self._on_nan:
             self._on_nan.stepped()
             skipped = skipped or self._on_nan.left_out
@@ -325,6 +332,8 @@ class Run:
             self._save()
         self._finish()
         self._profile.begin(self.count.done, self.meter)
+        if self._costs:
+            self._costs.begin(self.count.done)
 
     def _save(self) -> None:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""

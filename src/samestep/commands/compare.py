@@ -211,7 +211,7 @@ def _launch(
     setup = inspected.setup
     trainings: list[Task] = []
     if setup.rounds:
-        trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps))
+        trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps, costs=number == 0))
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)

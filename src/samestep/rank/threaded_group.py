@@ -32,6 +32,7 @@ from torch.backends import cudnn
 from samestep.data.loader import GENERATORS
 from samestep.errors import TrainingFailed
 from samestep.message import Message, message
+from samestep.rank.traffic import count_threaded
 from samestep.world import RANK_VARIABLES, World
 from samestep.world.heartbeat import heartbeat
 
@@ -297,9 +298,12 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
         torchs.ThreadLocalWorld.comms = []  # torch 2.11 empties it at the group's end, and has left it out
 
     class Collective(multi_threaded_pg.Collective):
+        ranks: list[int]  # of the group
+
         def join(self, rank: int, data: Any) -> Any:
             self._data[rank] = data
             self._count += 1
+            count_threaded(type(self._collective).__name__, data, self.ranks)
             if self._count == self._world_size:
                 turns.wait_for_gpus()
                 self._collective.work(self._data)
@@ -312,6 +316,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     def started(cls: Any, collective: Any, group: Any) -> Any:
         joined = original.__func__(cls, collective, group)
+        joined.ranks = dist.get_process_group_ranks(group)
         called, entered = (type(operation).__name__ for operation in (collective, joined._collective))
         if called != entered or vars(collective) != vars(joined._collective):
             waiting = [rank for rank, data in enumerate(joined._data) if data is not None]
@@ -333,6 +338,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
         channel = channels[group.pg_name, group.rank(), to, tag]
+        count_threaded("send", tensors, dist.get_process_group_ranks(group))
         channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
         turns.wait_for_gpus()
         channel.sends += 1

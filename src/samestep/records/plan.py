@@ -22,9 +22,11 @@ TRACES = "trace"  # the folder of --profile's files
 
 @dataclass(frozen=True)
 class MeasureTask:
-    """Measure the unchanged job for `steps` steps, without the proof's observations."""
+    """Measure the unchanged job for `steps` steps, without the proof's observations. costs: then look at what a step
+    costs, in a few steps more."""
 
     steps: int
+    costs: bool = False
     name: str = "measure"
     kind: Literal["measure"] = "measure"
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from samestep.engine import Layout
 from samestep.message import Message
 from samestep.records.collectives import CollectiveRank
+from samestep.records.costs import StepCost
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import LifeOptions, Plan
@@ -117,7 +118,7 @@ class TrainingRecord:
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were
-    replayed, on rank 0, those of earlier launches too.
+    replayed, on rank 0, those of earlier launches too. cost: of a step; None: nobody has looked.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -148,6 +149,7 @@ class TrainingRecord:
     changes: tuple[str, ...] = ()
     spot_checks: tuple[SpotCheck, ...] = ()
     restart: RestartRecord | None = None
+    cost: StepCost | None = None
 
 
 @dataclass(frozen=True)

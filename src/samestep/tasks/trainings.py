@@ -15,6 +15,7 @@ from samestep.rank import flight_recorder, hardware
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
 from samestep.rank.process_group import process_group
+from samestep.rank.step_costs import LOOKED_AT, StepCosts
 from samestep.rank.threaded_group import active_turns
 from samestep.records.plan import MeasureTask, Plan
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
@@ -26,6 +27,7 @@ from samestep.training import Run
 from samestep.world import World
 from samestep.world.heartbeat import ENDING, heartbeat
 from samestep.world.imports import without_collections
+from samestep.world.mesh import Mesh
 
 
 def measure(plan: Plan, training: MeasureTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
@@ -34,9 +36,25 @@ def measure(plan: Plan, training: MeasureTask, job: Job, engine: Engine, world: 
     Runs before any other training in the process, because the peak memory never goes down again.
     """
     micro_batches = engine.layout(world, **plan.engine_settings).micro_batches
-    run = Run(job, world, training.steps, micro_batches=micro_batches)
+    mesh = world.mesh or Mesh(**{engine.axes[0]: world.size})
+    costs = StepCosts(world, mesh, training.steps) if training.costs else None
+    steps = training.steps + (LOOKED_AT if costs else 0)
+    run = Run(job, world, steps, micro_batches=micro_batches, costs=costs)
     run_engine(engine, job, world, run, plan.engine_settings)
-    return replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))
+    record = replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))
+    if costs is None:
+        return record
+    measured = slice(sum(step < training.steps for step in record.step_of))
+    return replace(
+        record,
+        cost=costs.cost,
+        losses=record.losses[measured],
+        step_of=record.step_of[measured],
+        weight_of=record.weight_of[measured],
+        step_s=record.step_s[: training.steps],
+        wait_s=record.wait_s[: training.steps],
+        busy_s=record.busy_s[: training.steps],
+    )
 
 
 KINDS: dict[str, Callable[..., TrainingRecord]] = {

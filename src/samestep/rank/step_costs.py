@@ -1,0 +1,218 @@
+"""StepCosts: what one step of a training costs this rank: memory by what holds it, bytes sent by axis, the bubble.
+
+It looks at two steps after the measured ones, which it slows down: in one it takes the time that the stages of a
+pipeline compute, in the other it follows each tensor from the operation that makes it until it is freed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from samestep.rank.threaded_group import active_turns
+from samestep.rank.traffic import Traffic, count_operation
+from samestep.records.costs import PeakMemory, StepCost
+from samestep.world import World
+from samestep.world.mesh import Mesh
+
+LOOKED_AT = 2  # steps
+STAGE = "torch.distributed.pipelining.stage"
+
+
+class StepCosts:
+    """Looks at the steps after `steps`. mesh: of the ranks."""
+
+    def __init__(self, world: World, mesh: Mesh, steps: int) -> None:
+        self._world, self._steps = world, steps
+        self._traffic = Traffic(mesh)
+        self._memory: MemoryMode | None = None
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        self._bubble: float | None = None
+        self._began = 0.0
+        self.cost: StepCost | None = None
+
+    def register(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Takes in whose tensors are parameters, gradients and the optimizer's state."""
+        self._model, self._optimizer = model, optimizer
+
+    def begin(self, done: int) -> None:
+        """Notes that the step after `done` steps begins."""
+        if done == self._steps:
+            _computing.seconds = 0.0
+            _time_stages(self._world.device)
+            self._began = time.perf_counter()
+        elif done == self._steps + 1 and self._model and self._optimizer:
+            self._memory = MemoryMode(self._model, self._optimizer)
+            self._traffic.begin()
+            self._memory.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self, done: int) -> None:
+        """Notes that step `done` has ended."""
+        if done == self._steps + 1:
+            _synchronize(self._world.device)
+            seconds, computing = time.perf_counter() - self._began, getattr(_computing, "seconds", None)
+            _computing.seconds = None
+            self._bubble = 1 - computing / seconds if computing and active_turns() is None else None
+        elif self._memory:
+            self._memory.__exit__(None, None, None)
+            self._traffic.end()
+            self.cost = StepCost(self._memory.peak, dict(self._traffic.sent), self._bubble)
+            self._memory = None
+
+
+_computing = threading.local()  # .seconds: that the stages of this rank have computed in a step; None: none is timed
+
+
+def _time_stages(device: str) -> None:
+    """Makes torch's pipeline stages add the seconds of their passes to those of their rank."""
+    if STAGE not in sys.modules:
+        return
+    stage: Any = sys.modules[STAGE]
+    kind = stage._PipelineStageBase
+    if hasattr(kind, "samestep_timed"):
+        return
+    for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+        setattr(kind, name, _timed(getattr(kind, name), device))
+    kind.samestep_timed = True
+
+
+def _timed(method: Callable[..., Any], device: str) -> Callable[..., Any]:
+    @wraps(method)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_computing, "seconds", None) is None:
+            return method(*args, **kwargs)
+        began = time.perf_counter()
+        result = method(*args, **kwargs)
+        _synchronize(device)
+        _computing.seconds += time.perf_counter() - began
+        return result
+
+    return timed
+
+
+def _synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+class MemoryMode(TorchDispatchMode):
+    """Follows the tensors of a step. peak: what held the most bytes that there were at once.
+
+    A tensor counts while its storage lives, with the size that this has: FSDP empties storages that it keeps.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model, self._optimizer = model, optimizer
+        self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # number -> storage, and its bytes
+        self._numbers: dict[int, int] = {}  # the address of a storage's object -> its number
+        self._next = self._total = self._largest = 0
+        self._at_peak: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        self._held: Counter[str] = Counter()  # kind -> bytes, at most
+        self._hook = optimizer.register_step_pre_hook(lambda *_: self._note("gradients", self._gradients()))
+        self._note("parameters", [*model.parameters(), *model.buffers()])
+        self._note("optimizer", self._state())
+        self._note("gradients", self._gradients())
+        self._take_peak()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # for the operation on the parts of its ranks, which comes here, too
+        if active_turns() is None:
+            count_operation(func, args)
+        result = func(*args, **kwargs or {})
+        for tensor in tree_leaves((result, args)):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor)
+        if self._total > self._largest:
+            self._take_peak()
+        return result
+
+    def __exit__(self, *args: Any) -> None:
+        self._hook.remove()
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
+        self._note("optimizer", self._state())
+
+    @property
+    def peak(self) -> PeakMemory:
+        return PeakMemory(
+            parameters=self._held["parameters"],
+            gradients=self._held["gradients"],
+            optimizer=self._held["optimizer"],
+            others=sum(size for number, size in self._at_peak.items() if number not in self._kinds),
+            total=self._largest,
+        )
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+    def _state(self) -> list[Tensor]:
+        # ZeroRedundancyOptimizer keeps that of this rank's part in an optimizer of its own.
+        state = getattr(self._optimizer, "optim", self._optimizer).state
+        return [leaf for leaf in tree_leaves([*state.values()]) if isinstance(leaf, Tensor)]
+
+    def _note(self, kind: str, tensors: list[Tensor]) -> None:
+        numbers = {number for tensor in tensors for number in self._follow(tensor)}
+        numbers = {number for number in numbers if self._kinds.setdefault(number, kind) == kind}
+        self._held[kind] = max(self._held[kind], sum(self._live[number][1] for number in numbers))
+
+    def _follow(self, tensor: Tensor) -> list[int]:
+        return [self._number(storage) for storage in _storages(tensor)]
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        """Returns the number of a storage, and takes in its size."""
+        number = self._numbers.get(id(storage), -1)
+        if number not in self._live or self._live[number][0]() is not storage:
+            number, self._next = self._next, self._next + 1
+            self._numbers[id(storage)] = number
+            self._live[number] = (weakref.ref(storage, lambda _: self._forget(number)), 0)
+        reference, before = self._live[number]
+        self._live[number] = (reference, storage.nbytes())
+        self._total += storage.nbytes() - before
+        return number
+
+    def _forget(self, number: int) -> None:
+        _, size = self._live.pop(number)
+        self._total -= size
+
+    def _take_peak(self) -> None:
+        """Keeps what there is, where it is more than ever before. Looks again at each size: nobody says when FSDP
+        empties a storage."""
+        sizes = {}
+        for number, (reference, before) in [*self._live.items()]:
+            storage = reference()
+            if storage is not None:
+                sizes[number] = storage.nbytes()
+                self._live[number] = (reference, sizes[number])
+                self._total += sizes[number] - before
+        if self._total > self._largest:
+            self._largest, self._at_peak = self._total, sizes
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """Returns the storages of a tensor; of a tensor of others, as a DTensor, theirs."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+        return [storage for part in parts if isinstance(part, Tensor) for storage in _storages(part)]
+    if tensor.is_meta:  # has no values: of another stage, or of another rank's parameters
+        return []
+    with suppress(NotImplementedError, RuntimeError):  # a tensor without a storage
+        return [tensor.untyped_storage()]
+    return []
