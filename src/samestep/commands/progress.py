@@ -173,6 +173,10 @@ def show_comparison(results: CompareResults, *, explain: bool = False) -> None:
 
     console = terminal(100)
     console.print(report.table(results))
+    if costs := report.costs(results):
+        console.print()
+        console.print(costs)
+        console.print()
     for line in report.footer(results):
         # A line with a command is pasted: the terminal may wrap it, a line's end in it may not.
         console.print(cell(line), soft_wrap="install" in line)

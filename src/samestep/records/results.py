@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from samestep.message import Message
 from samestep.records.collectives import CollectiveResults
+from samestep.records.costs import StepCost
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 from samestep.records.monitor import MonitorSummary
@@ -126,7 +127,8 @@ class Measurement:
     the same round.
 
     efficiency: the ratio divided by the replicas. peak_memory_mib: of the rank that needs most. startup_s: until the
-    first batch. monitor: what the latest launch used, from start to end; None where that was not sampled.
+    first batch. monitor: what the latest launch used, from start to end; None where that was not sampled. costs: what a
+    step costs each rank, in their order; none where nobody has looked.
     """
 
     samples_per_second: Summary | None = None
@@ -137,6 +139,7 @@ class Measurement:
     startup_s: float | None = None
     launches: list[Launch] = field(default_factory=list)
     monitor: MonitorSummary | None = None
+    costs: list[StepCost] = field(default_factory=list)
 
 
 MEASURED = tuple(measured.name for measured in fields(Measurement))
@@ -212,6 +215,7 @@ class EngineResult(Measurement, Verdict):
             startup_s=measurement.startup_s,
             launches=measurement.launches,
             monitor=measurement.monitor,
+            costs=measurement.costs,
         )
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from samestep.report.verdicts import footer, notes, trials, verdict_text
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from samestep.records.results import CompareResults
     from samestep.report.terminal import TerminalTable
 
-__all__ = ["footer", "html", "notes", "table", "trials", "verdict_text"]
+__all__ = ["costs", "footer", "html", "notes", "table", "trials", "verdict_text"]
 
 
 def table(results: CompareResults) -> TerminalTable:
@@ -21,6 +23,13 @@ def table(results: CompareResults) -> TerminalTable:
     from samestep.report.terminal import TerminalTable
 
     return TerminalTable(results)
+
+
+def costs(results: CompareResults) -> Table | None:
+    """What a step costs each rank, as a table to print on a rich console; None where nobody has looked."""
+    from samestep.report.terminal import table_of_costs
+
+    return table_of_costs(results)
 
 
 def html(results: CompareResults) -> str:

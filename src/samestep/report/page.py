@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from samestep.message import Message, message
 from samestep.records.results import CompareResults
-from samestep.report import columns, monitor_text, numbers, verdicts
+from samestep.report import columns, cost_table, monitor_text, numbers, verdicts
 from samestep.report.html_pages import import_matplotlib, template
 from samestep.report.verdicts import TRAININGS, comparable_rows, folded, headline, label, speed
 
@@ -28,6 +28,8 @@ def page(results: CompareResults) -> str:
         compared=comparable_rows(results),
         parts=[(label(row), row.step_ms) for row in comparable_rows(results) if row.step_ms and row.step_ms.compute],
         used=[(label(row), row.monitor) for row in comparable_rows(results) if row.monitor],
+        cost_headings=cost_table.HEADINGS,
+        costs=cost_table.cost_rows(results),
         figures=_figures(results),
         machine=_machine(results),
         divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],

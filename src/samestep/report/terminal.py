@@ -19,9 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.errors import LONGEST_MESSAGE, printable
+from samestep.message import message
 from samestep.records.results import CompareResults, EngineResult
 from samestep.report import columns, numbers
 from samestep.report.columns import Column
+from samestep.report.cost_table import HEADINGS, cost_rows
+from samestep.report.language import text as text_of
 from samestep.report.verdicts import comparable_rows, label, ranks_of, short_verdict, title
 
 
@@ -70,6 +73,22 @@ LAUNCHER = Column("launcher", lambda row: row.launcher, 6)
 VERDICT = Column("verdict", short_verdict)
 RANKS = Column("ranks", ranks_of, 4)
 DIFFERENCE = Column("max diff.", lambda row: numbers.difference(row.max_difference), 3)
+
+
+def table_of_costs(results: CompareResults) -> Table | None:
+    """Returns the table of what a step costs each rank; None where nobody has looked."""
+    rows = cost_rows(results)
+    if not rows:
+        return None
+    title_of_table = text_of(message("heading_costs_of_a_step"))
+    shape: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title_of_table, title_justify="left", title_style="", **shape)
+    table.add_column(text_of(message("heading_engine")).lower())
+    for heading in HEADINGS:
+        table.add_column(text_of(heading), justify="right")
+    for row in rows:
+        table.add_row(cell(row.engine), *map(cell, row.cells))
+    return table
 
 
 class TerminalTable:

@@ -56,6 +56,7 @@ def measurement(
         peak_memory_mib=max(launch.peak_memory_mib for launch in launches),
         startup_s=statistics.median(launch.startup_s for launch in launches),
         launches=launches,
+        costs=[rank.cost for rank in records[0].training("measure") if rank.cost],
     )
 
 
