@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -16,7 +17,7 @@ from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.rank.plan_trial import laid_out, memory_order
 from samestep.rank.stage_forward import StageForward, StageOutput, sizes_at
-from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
+from samestep.rank.stage_plan import balanced, check_micro_batches, ranks_of_stages, stage_plan
 
 
 class Blocks(nn.Module):
@@ -137,7 +138,7 @@ def normed() -> nn.Module:
     ("model", "stages", "begins"),
     [
         (sequence, 2, ["6"]),
-        (sequence, 3, ["3", "9"]),
+        (sequence, 3, ["3", "6"]),
         (nested, 2, ["1"]),
         (nested, 4, ["0.3", "1.0", "1.1"]),
         (lambda: Blocks(plain), 2, ["blocks.2"]),
@@ -293,3 +294,41 @@ def test_stages_of_a_rank() -> None:
     with pytest.raises(UserError) as raised:
         ranks_of_stages("1F2B", 2, 2)
     assert raised.value.message.id == "pipeline_has_no_such_schedule"
+
+
+@pytest.mark.parametrize(
+    ("operations", "stages", "begins"),
+    [
+        ([1] * 4, 4, [1, 2, 3]),
+        ([1] * 10, 4, [2, 5, 8]),
+        ([1, 1, 1, 10], 2, [3]),  # a heavy head is a stage of its own
+        ([9, 1, 1, 1, 6], 3, [1, 4]),
+        ([0] * 6, 3, [2, 4]),  # blocks of what is not counted
+        ([5], 1, []),
+    ],
+)
+def test_stages_have_as_much_to_compute_as_each_other(operations: list[int], stages: int, begins: list[int]) -> None:
+    assert balanced(operations, stages) == begins
+
+
+def test_the_operations_of_a_heavy_block_decide() -> None:
+    """Three small blocks and a large one: the large one is a stage of its own, whatever the number of blocks."""
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = [(8, 8), (8, 8), (8, 512), (512, 512)]
+            self.blocks = nn.Sequential(*(nn.Linear(*width) for width in widths), nn.Linear(512, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x)  # type: ignore[no-any-return]
+
+    rows = TensorDataset(torch.randn(8, 8), torch.randint(0, 3, (8,)))
+    job = Job(
+        Uneven,
+        lambda output, batch: F.cross_entropy(output, batch.targets),
+        Recipe(torch.optim.SGD, {"lr": 0.1}),
+        rows,
+        8,
+    )
+    assert [cut.module for cut in stage_plan(job, 2).cuts] == ["blocks.3"]

@@ -1,8 +1,9 @@
 """How the ranks of a pipeline divide a model: with which of its modules each stage begins.
 
-A plan is what Job(parallel=…) says, or as many of the model's repeated blocks for each stage. It is tried in one
-process before any rank starts: the stages, one after the other and with nothing but their own parameters, must give
-the loss and the gradients of the whole model.
+A plan is what Job(parallel=…) says, or the model's repeated blocks, so divided that the stages have as much to compute
+as each other: the floating-point operations of a forward pass, which are the same on every rank, as times are not. It
+is tried in one process before any rank starts: the stages, one after the other and with nothing but their own
+parameters, must give the loss and the gradients of the whole model.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError, nearest_name
@@ -145,7 +149,27 @@ def _begins(job: Job, trial: Trial, stages: int) -> list[str]:
         varying = [name for name in dict.fromkeys(trial.called) if name in trial.varying]
         fields = {"stages": stages, "blocks": len(blocks), "names": blocks or None, "varying": varying or None}
         raise Refused(message("more_stages_than_blocks", **fields))
-    return [blocks[round(stage * len(blocks) / stages)] for stage in range(1, stages)]
+    return [blocks[first] for first in balanced(trial.operations(blocks), stages)]
+
+
+def balanced(costs: Sequence[int], stages: int) -> list[int]:
+    """Returns with which of the consecutive parts that have these costs each stage begins, but for the first: the sum
+    of the squares of the stages' costs is the least. Equal ones are divided evenly."""
+    # Of stages that have nothing to compute the parts count.
+    before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, dtype=np.float64) + sum(costs) * 1e-6 + 1e-3)])
+    least = before**2  # of one stage, that has the parts before each
+    chosen = []
+    for _ in range(1, stages):
+        sums = least[None, :] + (before[:, None] - before[None, :]) ** 2
+        sums[np.triu_indices(len(before))] = np.inf  # a stage has a part at least
+        sums[:, 0] = np.inf
+        chosen.append(sums.argmin(1))
+        least = sums.min(1)
+    begins, end = list[int](), len(costs)
+    for first in reversed(chosen):
+        end = int(first[end])
+        begins.insert(0, end)
+    return begins
 
 
 def _given(patterns: Sequence[str], trial: Trial, stages: int) -> list[str]:
@@ -176,12 +200,14 @@ class Trial:
         self._whole = self._copy(job)
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
         self.called: list[str] = []
+        self._operations_before: dict[str, int] = {}  # a module -> the operations before its first call
         self._events: list[tuple[str, str]] = []  # ("call", a module) and ("use", a parameter or buffer), in order
         generator = default_generator(device).manual_seed(SEED)
         with ExitStack() as stack:
             for name, module in self._whole.named_modules():
                 stack.callback(module.register_forward_pre_hook(self._note(name), prepend=True).remove)
             stack.enter_context(_Uses(self))
+            self._counter = stack.enter_context(FlopCounterMode(display=False))
             self.loss: Tensor = raising("forward", lambda: self._loss(self._whole), batch.micro_batch.rows)
         self._draws = not torch.equal(generator.get_state(), generator.manual_seed(SEED).get_state())
         self.loss.backward()
@@ -191,6 +217,7 @@ class Trial:
         def hook(module: nn.Module, inputs: Any) -> None:
             self.called.append(name)
             self._events.append(("call", name))
+            self._operations_before.setdefault(name, self._counter.get_total_flops())
 
         return hook
 
@@ -220,6 +247,12 @@ class Trial:
         return {
             name for calls in self._calls for name in calls if any(calls[name] != other[name] for other in self._calls)
         }
+
+    def operations(self, blocks: Sequence[str]) -> list[int]:
+        """Returns how many floating-point operations the forward pass takes from the beginning of each block to that of
+        the next one; the first block has those before it, too."""
+        before = [0, *(self._operations_before[name] for name in blocks[1:]), self._counter.get_total_flops()]
+        return [after - first for first, after in pairwise(before)]
 
     def calls_of(self, name: str) -> int:
         """Returns how often a forward pass calls a module; where that is random, another number than 1."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -132,8 +131,8 @@ class MemoryMode(TorchDispatchMode):
         self._take_peak()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # for the operation on the parts of its ranks, which comes here, too
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # of a DTensor's, for the operation on this rank's part, which comes here, too
         if active_turns() is None:
             count_operation(func, args)
         result = func(*args, **kwargs or {})
