@@ -55,7 +55,7 @@ class StepCosts:
             _computing.seconds = 0.0
             _time_stages(self._world.device)
             self._began = time.perf_counter()
-        elif done == self._steps + 1 and self._model and self._optimizer:
+        elif done == self._steps + 1 and self._model and self._optimizer and not _has_compiled():
             self._memory = MemoryMode(self._model, self._optimizer)
             self._traffic.begin()
             self._memory.__enter__()  # type: ignore[no-untyped-call]
@@ -72,6 +72,12 @@ class StepCosts:
             self._traffic.end()
             self.cost = StepCost(self._memory.peak, dict(self._traffic.sent), self._bubble)
             self._memory = None
+
+
+def _has_compiled() -> bool:
+    """Returns whether torch.compile has compiled anything: the step would be followed as it is without."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return bool(utils and utils.counters["stats"]["unique_graphs"])
 
 
 _computing = threading.local()  # .seconds: that the stages of this rank have computed in a step; None: none is timed
