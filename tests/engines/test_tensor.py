@@ -70,6 +70,35 @@ def test_query_key_and_value_in_one_layer_are_split_by_heads(engine: str, mesh: 
     assert verdict.verdict == "same", verdict
 
 
+CHUNKS = {"sequence_parallel": "true"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "mesh"),
+    [
+        ("tensor", "tensor=2"),
+        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("tensor", "tensor=4", marks=pytest.mark.check),
+        pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("fsdp", "data=2,shard=2,tensor=2", marks=pytest.mark.full),
+    ],
+)
+def test_between_split_layers_each_rank_has_a_chunk(engine: str, mesh: str, reference_rank: Ranks) -> None:
+    """With dropout in the blocks and before them, padding that the loss leaves out, and a clipping at each step."""
+    facts = engine_facts(engine, 0, CHUNKS, mesh)
+    assert facts.mesh
+    with Ranks(facts.mesh.size, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, SEQUENCES, engine, engine_settings=CHUNKS, complete=True, mesh=mesh)
+    assert verdict.verdict == "same", verdict
+
+
+@pytest.mark.check
+def test_two_processes_have_a_chunk_each(reference_rank: Ranks) -> None:
+    with Ranks(2) as ranks:
+        verdict = prove(reference_rank, ranks, SEQUENCES, "tensor", engine_settings=CHUNKS, mesh="tensor=2")
+    assert verdict.verdict == "same", verdict
+
+
 def foreach() -> Job:
     return replace(heads(), optimizer=Recipe(AdamW, {"lr": 1e-3, "foreach": True}))
 

@@ -546,9 +546,9 @@ class CausalBlock(nn.Module):
         self.drop = nn.Dropout(0.2)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, length, _ = x.shape
-        parts = self.attend(self.norm1(x)).chunk(3, -1)
-        heads = (part.view(rows, length, -1, 4).transpose(1, 2) for part in parts)
+        projected = self.attend(self.norm1(x))
+        rows, length, _ = projected.shape
+        heads = (part.view(rows, length, -1, 4).transpose(1, 2) for part in projected.chunk(3, -1))
         attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(rows, length, -1)
         x = x + self.drop(self.project(attended))
         return x + self.drop(self.feed(self.norm2(x)))  # type: ignore[no-any-return]

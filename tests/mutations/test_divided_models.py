@@ -32,6 +32,7 @@ HEALTHY = (
         for mesh in (COPIES, DIVIDED)
     ),
     tensor.HEALTHY_FUSED,
+    tensor.HEALTHY_CHUNKS,
     context.HEALTHY,
     expert.HEALTHY,
     pipeline.fault("nothing", pipeline.PIPELINE, "import torch\n", "import torch\n", ()),
@@ -50,7 +51,9 @@ def test_every_fault_applies() -> None:
     assert len(texts) == len(FAULTS) >= 37 + 15
 
 
-@pytest.mark.parametrize("healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh} {healthy.jobs[0]}")
+@pytest.mark.parametrize(
+    "healthy", HEALTHY, ids=lambda healthy: f"{healthy.engine} {healthy.mesh} {healthy.jobs[0]} {[*healthy.settings]}"
+)
 @pytest.mark.check
 def test_without_a_fault_it_is_the_same_step(healthy: Fault, references: References) -> None:
     assert [row["verdict"] for row in plant(healthy, references, threads=True)] == ["same"]

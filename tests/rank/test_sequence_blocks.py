@@ -19,7 +19,7 @@ from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.rank import sequence_blocks
 from samestep.rank.plan_trial import first_rows
-from samestep.rank.sequence_blocks import Chunks, attention, on_chunks, sequence_plan
+from samestep.rank.sequence_blocks import Chunks, SequenceRank, attention, on_chunks, sequence_plan
 
 LENGTH, WIDTH = 8, 12
 
@@ -254,7 +254,7 @@ def test_a_plan_leaves_torch_and_its_random_numbers_as_they_are() -> None:
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
 
-class OneRank:
+class OneRank(SequenceRank):
     """A rank that has all positions."""
 
     chunks, rank = Chunks(1), 0

@@ -7,12 +7,13 @@
 wrap: what is sharded as one unit: the blocks that the model repeats ('auto'), each of its children, each module of the
 class that is named, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
-checkpoint: activation checkpointing of each unit.
+checkpoint: activation checkpointing of each unit. sequence_parallel: as engine tensor's, with an axis `tensor`.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
+from samestep.errors import Refused
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.fsdp_units import FSDPReads, units_of
@@ -54,8 +56,12 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})
 
 
-def divides(job: Job, world: World, **settings: Any) -> Message | None:
-    return how_divided(job, world)
+def divides(
+    job: Job, world: World, sequence_parallel: bool = False, checkpoint: bool = False, **settings: Any
+) -> Message | None:
+    if sequence_parallel and checkpoint:
+        raise Refused(message("sequence_parallel_without_checkpoint"))
+    return how_divided(job, world, sequence_parallel=sequence_parallel)
 
 
 def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
@@ -82,15 +88,16 @@ def train(
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
+    sequence_parallel: bool = False,
 ) -> State:
-    with process_group(world):
+    with process_group(world), ExitStack() as chunks:
         model: Any = job.model().to(world.device)
-        blocks = units_of(model, wrap)
+        blocks, sequence = units_of(model, wrap), None
         if world.mesh:
             ranks = device_mesh(world, ("data", "shard", "tensor"))
             mesh = ranks["data", "shard"] if ranks["data"].size() > 1 else ranks["shard"]
             if ranks["tensor"].size() > 1:  # before sharding: of each part its own shards
-                split_layers(model, job, ranks["tensor"])
+                sequence = split_layers(model, job, ranks["tensor"], sequence_parallel=sequence_parallel)
         else:
             mesh = init_device_mesh(world.device.partition(":")[0], (world.size,))
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
@@ -112,12 +119,16 @@ def train(
             step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
+        if sequence:
+            chunks.enter_context(sequence.on_chunks())
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
             with reads.first(batch.micro_batch):
                 loss = run.loss(model, batch)
                 loss.backward()
             if batch.completes_step:
+                if sequence:
+                    sequence.sum_gradients()
                 if job.clip_norm is not None and world.mesh:
                     clip_whole_norm(model.parameters(), job.clip_norm)
                 elif job.clip_norm is not None:

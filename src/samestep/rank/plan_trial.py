@@ -113,6 +113,19 @@ def with_random_weights(forward: Callable[[], Result], model: nn.Module, draw: C
     return forward()
 
 
+def draw_weights(model: nn.Module, seed: int) -> None:
+    """Gives every parameter random values near those of a new layer: what is zero would hide how it is computed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+                if parameter.dim() > 1:
+                    parameter.copy_(drawn / max(1, parameter.numel() / max(1, len(parameter))) ** 0.5)
+                else:
+                    parameter.add_(drawn / 4)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Puts a model that trains into evaluation mode while the block runs: its dropout draws nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samestep.errors import Refused
 from samestep.message import message
-from samestep.rank.sequence_blocks import SequencePlan, attention
+from samestep.rank.sequence_blocks import SequencePlan, SequenceRank, attention
 
 
 class Function(torch.autograd.Function):
@@ -68,7 +68,7 @@ class GatherKeys(Function):
         return ctx.chunk.chunks.take(total, -2, ctx.chunk.rank), None
 
 
-class Gather:
+class Gather(SequenceRank):
     """One rank's chunk, whose queries attend to the gathered keys and values of all positions."""
 
     def __init__(self, group: dist.ProcessGroup, plan: SequencePlan) -> None:

@@ -29,6 +29,7 @@ from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import (
+    draw_weights,
     fresh,
     is_close,
     laid_out,
@@ -96,9 +97,9 @@ class Block:
 class SequenceRank(Protocol):
     """One rank's chunk of a sequence.
 
-    split: takes the rank's positions of a tensor of all. join: returns the tensor of all positions. attend: as
-    F.scaled_dot_product_attention, for the queries of the rank's positions and the keys of all; a mask has the keys of
-    all, or of the rank's positions.
+    split: takes the rank's positions of a tensor of all. join: returns the tensor of all positions. take_whole,
+    give_whole: of what is not divided, as a block is given or returns it. attend: as F.scaled_dot_product_attention,
+    for the queries of the rank's positions and the keys of all; a mask has the keys of all, or of the rank's positions.
     """
 
     chunks: Chunks
@@ -107,6 +108,12 @@ class SequenceRank(Protocol):
     def split(self, tensor: Tensor, dim: int) -> Tensor: ...
 
     def join(self, tensor: Tensor, dim: int) -> Tensor: ...
+
+    def take_whole(self, leaf: Any) -> Any:
+        return leaf
+
+    def give_whole(self, leaf: Any) -> Any:
+        return leaf
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor: ...
 
@@ -239,7 +246,7 @@ def _forward_on_chunk(
         raise Refused(message("block_is_called_otherwise", block=block.name))
     check_length(max(lengths), ranked.chunks)
     chunks = [
-        leaf if dim is None else laid_out(ranked.split(leaf, dim), memory_order(leaf))
+        ranked.take_whole(leaf) if dim is None else laid_out(ranked.split(leaf, dim), memory_order(leaf))
         for leaf, dim in zip(leaves, dims)
     ]
     (first, dim), (length,) = divided[0], lengths
@@ -255,7 +262,7 @@ def _forward_on_chunk(
     if len(leaves) != len(block.outputs):
         raise Refused(message("block_is_called_otherwise", block=block.name))
     return rebuilt(
-        leaf if dim is None else laid_out(ranked.join(leaf, dim), memory_order(leaf))
+        ranked.give_whole(leaf) if dim is None else laid_out(ranked.join(leaf, dim), memory_order(leaf))
         for leaf, dim in zip(leaves, block.outputs)
     )
 
@@ -326,7 +333,7 @@ class Trial:
                 hooks.callback(module.register_forward_pre_hook(self._begin(name), with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(self._end).remove)
             hooks.enter_context(_calling(self))
-            self._loss = with_random_weights(self._observed, self.model, partial(_draw_weights, self.model))
+            self._loss = with_random_weights(self._observed, self.model, partial(draw_weights, self.model, SEED))
         if not self.attentions:
             raise Refused(message("model_without_attention"))
 
@@ -477,7 +484,7 @@ class Trial:
         return tuple(dims) if any(dim is not None for dim in dims) else None
 
 
-class _Played:
+class _Played(SequenceRank):
     """One rank, whose attention is given the keys of all positions that the trial has recorded in the calls of blocks.
     joined: what they returned, of all positions."""
 
@@ -519,19 +526,6 @@ class _Played:
         return attention(query, recorded.key, recorded.value, **{**options, "attn_mask": mask, "is_causal": False})
 
 
-def _draw_weights(model: nn.Module) -> None:
-    """Gives every parameter random values near those of a new layer: what is zero would hide how it is computed."""
-    generator = torch.Generator().manual_seed(SEED)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-                if parameter.dim() > 1:
-                    parameter.copy_(drawn / max(1, parameter.numel() / max(1, len(parameter))) ** 0.5)
-                else:
-                    parameter.add_(drawn / 4)
-
-
 # The plan
 
 
@@ -543,12 +537,16 @@ class SequencePlan:
     chunks: Chunks
     length: int
 
+    def names(self, model: nn.Module) -> list[str]:
+        """Returns the names of the blocks, those of a list as one: 'blocks.*'."""
+        named = [block.name or type(model).__name__ for block in self.blocks]
+        return [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in named)]
+
     def said(self, model: nn.Module, how: str) -> Message:
         """Returns the plan for the user to read."""
         if not self.blocks:
             return message("context_replicas_of_one_rank")
-        named = [block.name or type(model).__name__ for block in self.blocks]
-        names = [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in named)]
+        names = self.names(model)
         fields = {"ranks": self.chunks.ranks, "length": self.length, "how": how}
         return message(
             "context_ranks_divide_the_sequence", blocks=names, balanced=self.chunks.balanced or None, **fields

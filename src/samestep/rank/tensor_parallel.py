@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
@@ -16,32 +16,44 @@ from torch.optim import Optimizer
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.row_order import order_rows
+from samestep.rank.sequence_parallel import SequenceShards, dim_of_layers, sequence_parallel_plan
 from samestep.rank.tensor_plan import GATHERED, OUTPUTS, division_of
 from samestep.world import World
 
 
-def how_divided(job: Job, world: World) -> Message | None:
+def how_divided(job: Job, world: World, *, sequence_parallel: bool = False) -> Message | None:
     """Returns how the tensor parallel ranks of a replica divide the job's model; None where there are none. Raises
     UserError where they cannot."""
     ranks = world.mesh.tensor if world.mesh else 1
-    return division_of(job, ranks, world.device).said(job.model(), ranks) if ranks > 1 else None
+    if ranks == 1:
+        return None
+    division = division_of(job, ranks, world.device)
+    sequence = sequence_parallel_plan(job, division.plan, ranks, world.device) if sequence_parallel else None
+    return division.said(job.model(), ranks, chunks=sequence.names(job.model()) if sequence else None)
 
 
-def split_layers(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
-    """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. ranks: of one axis."""
+def split_layers(
+    model: nn.Module, job: Job, ranks: DeviceMesh, *, sequence_parallel: bool = False
+) -> SequenceShards | None:
+    """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. Returns this rank's
+    chunk of the positions where `sequence_parallel`. ranks: of one axis."""
     # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    division = division_of(job, ranks.size(), str(next(model.parameters()).device))
+    device = str(next(model.parameters()).device)
+    division = division_of(job, ranks.size(), device)
+    sequence = sequence_parallel_plan(job, division.plan, ranks.size(), device) if sequence_parallel else None
+    dims = dim_of_layers(division.plan, sequence.blocks) if sequence else {}
     for name, style in division.plan.items():
         layer = model.get_submodule(name)
         if style in OUTPUTS and OUTPUTS[style] > 1:
             order_rows(layer, OUTPUTS[style], ranks.size())  # of its outputs each rank has a part
         attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
-        parallelize_module(layer, ranks, style_of(style, layer))
+        parallelize_module(layer, ranks, style_of(style, layer, dims.get(name)))
         for of, parameter in layer.named_parameters():
             vars(parameter).update(attributes[of])
         if name in division.changed:  # torch's output is a view, which autograd lets nothing change in place
             layer.register_forward_hook(lambda layer, inputs, output: output.clone())
+    return SequenceShards(model, sequence, ranks) if sequence else None
 
 
 def explain_split(error: BaseException, job: Job) -> Message | None:
@@ -59,15 +71,19 @@ def step_one_by_one(optimizer: Optimizer) -> None:
         group.update({switch: False for switch in ("foreach", "fused") if switch in group})
 
 
-def style_of(style: str, layer: nn.Module) -> ParallelStyle:
-    """Returns torch's style: a layer split by columns keeps its part of the output, one by rows adds the parts up."""
+def style_of(style: str, layer: nn.Module, positions: int | None = None) -> ParallelStyle:
+    """Returns torch's style: a layer split by columns keeps its part of the output, one by rows adds the parts up.
+
+    positions: the dimension along which the ranks have chunks before and after such layers; None: all have all.
+    """
+    outside = Replicate() if positions is None else Shard(positions)
     if style in OUTPUTS:
-        return ColwiseParallel()
+        return ColwiseParallel(input_layouts=outside)
     if style == GATHERED:
-        return ColwiseParallel(output_layouts=Replicate())
+        return ColwiseParallel(input_layouts=outside, output_layouts=outside)
     if isinstance(layer, nn.Embedding):  # whose input, the tokens, every rank has
-        return RowwiseParallel(input_layouts=Replicate())
-    return RowwiseParallel()
+        return RowwiseParallel(input_layouts=outside, output_layouts=outside)
+    return RowwiseParallel(output_layouts=outside)
 
 
 def clip_whole_norm(parameters: Iterable[Tensor], max_norm: float) -> None:

@@ -76,8 +76,9 @@ class Division:
     unfit: Mapping[str, Message] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
-    def said(self, model: nn.Module, ranks: int) -> Message:
-        """Returns how `ranks` ranks divide the model, for the user to read."""
+    def said(self, model: nn.Module, ranks: int, *, chunks: Sequence[str] | None = None) -> Message:
+        """Returns how `ranks` ranks divide the model, for the user to read. chunks: in which of its modules they have
+        a chunk of the positions each."""
         layers = dict(model.named_modules())
         split = sum(parameter.numel() for name in self.plan for parameter in layers[name].parameters())
         total = sum(parameter.numel() for parameter in model.parameters())
@@ -98,6 +99,7 @@ class Division:
             total=total,
             random=random or None,
             whole=[*whole] or None,
+            chunks=chunks,
             unfit=[message("layers_stay_whole", layers=[*names], why=why) for why, names in unfit.values()] or None,
         )
 
@@ -267,7 +269,7 @@ class Trial:
             self._called.clear()
             outputs.clear()
             with reads:
-                return self._forward()
+                return self.forward()
 
         with ExitStack() as hooks:
             for name, layer in self.layers.items():
@@ -286,7 +288,7 @@ class Trial:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.data.copy_(drawn / layer.in_features**0.5)
 
-    def _forward(self) -> Any:
+    def forward(self) -> Any:
         """Computes the output and the loss, which may read what a layer has left beside its output."""
         rows = self._batch.micro_batch.rows
         try:
@@ -318,18 +320,18 @@ class Trial:
         joined = [
             name for name, style in plan.items() if style not in OUTPUTS and isinstance(self.layers[name], nn.Linear)
         ]
-        with self._outputs(joined) as outputs:
-            whole = leaves_of(self._forward())
+        with self.outputs_of(joined) as outputs:
+            whole = leaves_of(self.forward())
         whole_outputs, sums = dict(outputs), dict[str, list[Tensor]]()
         last = [*plan][-1] if plan else ""
         for rank in range(ranks):
             with ExitStack() as parts:
                 for name, style in plan.items():
                     if isinstance(layer := self.layers[name], nn.Linear):
-                        parts.enter_context(_narrowed(layer, style, rank, ranks))
-                outputs = parts.enter_context(self._outputs(joined, instead=whole_outputs))
+                        parts.enter_context(narrowed(layer, style, rank, ranks))
+                outputs = parts.enter_context(self.outputs_of(joined, instead=whole_outputs))
                 try:
-                    output = leaves_of(self._forward())
+                    output = leaves_of(self.forward())
                 except Exception:  # a shape that does not fit, wherever it shows
                     return next((name for name in joined if name not in outputs), last)
             for name in joined:
@@ -343,7 +345,7 @@ class Trial:
         return next((name for name, total in sums.items() if not all(map(_close, whole_outputs[name], total))), None)
 
     @contextmanager
-    def _outputs(
+    def outputs_of(
         self, names: Sequence[str], instead: Mapping[str, Sequence[Tensor]] | None = None
     ) -> Iterator[dict[str, list[Tensor]]]:
         """Takes the outputs of layers, of each call, while the block runs. instead: what the layers then return in
@@ -396,7 +398,7 @@ def _why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
 
 
 @contextmanager
-def _narrowed(layer: nn.Linear, style: str, rank: int, ranks: int) -> Iterator[None]:
+def narrowed(layer: nn.Linear, style: str, rank: int, ranks: int) -> Iterator[None]:
     """Leaves a Linear layer with one rank's part while the block runs; the bias of rows is rank 0's alone."""
     whole = dict(layer._parameters)
     dim = 1 if style == ROWWISE else 0

@@ -8,8 +8,12 @@ TENSOR, SPLIT, REPLICAS = "engines/tensor.py", "rank/tensor_parallel.py", "rank/
 JOBS, MESH = ("heads",), "data=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = '                average_gradients(model.parameters(), ranks["data"].get_group())\n'
-COLUMNS = "        return ColwiseParallel()\n"
-ROWS = "    return RowwiseParallel()\n"
+COLUMNS = "        return ColwiseParallel(input_layouts=outside)\n"
+ROWS = "    return RowwiseParallel(output_layouts=outside)\n"
+BUILT_AFTER = (
+    '            sequence = split_layers(model, job, ranks["tensor"], sequence_parallel=sequence_parallel)\n'
+    "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n"
+)
 UNREDUCED = (  # for COLUMNS
     "        split = ColwiseParallel()\n\n"
     "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
@@ -104,8 +108,99 @@ FAULTS_FUSED = (
         jobs=FUSED,
     ),
 )
+CHUNKS = "rank/sequence_parallel.py"
+SUM = "                    sequence.sum_gradients()\n"
+ADD_UP = "                dist.all_reduce(block_of(gradient), group=self._mesh.get_group())\n"
+SPLIT_CHUNK = "self._placed(tensor, Replicate()).redistribute(placements=[Shard(dim)]).to_local()"
+JOIN_CHUNKS = "redistribute(placements=[Replicate()]).to_local()"
+
+
+def of_chunks(name: str, file: str, old: str, new: str, named: tuple[str, ...]) -> Fault:
+    return Fault(
+        f"tensor: sequence parallel: {name}",
+        file,
+        old,
+        new,
+        named,
+        "",
+        FUSED,
+        engine="tensor",
+        settings={"sequence_parallel": "true"},
+        mesh=MESH,
+    )
+
+
+HEALTHY_CHUNKS = of_chunks("nothing", TENSOR, "from torch import nn\n", "from torch import nn\n", ())
+FAULTS_OF_CHUNKS = (
+    of_chunks("the gradients of norms are not added up", TENSOR, SUM, " " * 20 + "pass\n", GRADIENT),
+    of_chunks(
+        "the gradients of norms are averaged over the tensor ranks",
+        CHUNKS,
+        ADD_UP,
+        ADD_UP + "                gradient /= self.chunks.ranks\n",
+        GRADIENT,
+    ),
+    of_chunks(
+        "the gradients of norms are added up over all ranks",
+        CHUNKS,
+        "block_of(gradient), group=self._mesh.get_group())",
+        "block_of(gradient))",
+        GRADIENT,
+    ),
+    of_chunks(
+        "the gradients of norms are added up after each micro-batch",
+        TENSOR,
+        "            if batch.completes_step:\n                if sequence:\n" + SUM,
+        "            if sequence:\n                sequence.sum_gradients()\n            if batch.completes_step:\n",
+        GRADIENT,
+    ),
+    of_chunks(
+        "a temporary copy of the gradients is added up",
+        CHUNKS,
+        "block_of(gradient), group",
+        "block_of(gradient).clone(), group",
+        GRADIENT,
+    ),
+    of_chunks(
+        "what is before the blocks has the gradient of one chunk",
+        CHUNKS,
+        SPLIT_CHUNK,
+        "self.chunks.take(tensor, dim, self.rank)",
+        GRADIENT,
+    ),
+    of_chunks(
+        "the gradient of what is joined is added up, though all ranks have it",
+        CHUNKS,
+        JOIN_CHUNKS,
+        "redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])",
+        GRADIENT,
+    ),
+    of_chunks(
+        "a rank's chunk of the dropout's mask is the first rank's",
+        CHUNKS,
+        "self.chunks, self.rank, self._mesh, self._length = plan.chunks, mesh.get_local_rank(), mesh, 0",
+        "self.chunks, self.rank, self._mesh, self._length = plan.chunks, 0, mesh, 0",
+        LOSS,
+    ),
+    of_chunks(
+        "the parts of rows are averaged where they become chunks",
+        SPLIT,
+        "    return RowwiseParallel(output_layouts=outside)\n",
+        "    layer.register_forward_hook(lambda *given: given[2] / 2)\n"
+        "    return RowwiseParallel(output_layouts=outside)\n",
+        LOSS,
+    ),
+    of_chunks(
+        "what layers by columns read is not gathered, but taken for that of all positions",
+        SPLIT,
+        "        return ColwiseParallel(input_layouts=outside)\n",
+        "        return ColwiseParallel()\n",
+        ("failed", *LOSS),
+    ),
+)
 FAULTS = (
     *FAULTS_FUSED,
+    *FAULTS_OF_CHUNKS,
     fault(
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
         SPLIT,
@@ -177,16 +272,15 @@ FAULTS = (
     fault(
         "the optimizer built before splitting",
         TENSOR,
-        '            split_layers(model, job, ranks["tensor"])\n'
-        "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n",
-        '            optimizer = job.optimizer.build(model)\n            split_layers(model, job, ranks["tensor"])\n',
+        BUILT_AFTER,
+        "            optimizer = job.optimizer.build(model)\n" + BUILT_AFTER.partition("        optimizer = ")[0],
         GRADIENT,
     ),
     fault(
         "the parts of an output averaged, not added up",
         SPLIT,
         ROWS,
-        "    layer.register_forward_hook(lambda *given: given[2] / 2)\n    return RowwiseParallel()\n",
+        "    layer.register_forward_hook(lambda *given: given[2] / 2)\n" + ROWS,
         LOSS,
     ),
     fault(

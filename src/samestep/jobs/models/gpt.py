@@ -20,10 +20,11 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, length, _ = x.shape
+        projected = self.attend(self.norm1(x))
+        # Of what it reads: ranks that divide the model have other numbers of heads, and of positions in x.
+        rows, length, _ = projected.shape
         query, key, value = (
-            part.view(rows, length, -1, self.head_size).transpose(1, 2)
-            for part in self.attend(self.norm1(x)).chunk(3, -1)
+            part.view(rows, length, -1, self.head_size).transpose(1, 2) for part in projected.chunk(3, -1)
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.drop(self.project(attended.transpose(1, 2).reshape(rows, length, -1)))
