@@ -12,12 +12,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
+from command import TESTS
 from mutations.jobs import deep, heads
 from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.rank.plan_trial import laid_out, memory_order
 from samestep.rank.stage_forward import StageForward, StageOutput, sizes_at
 from samestep.rank.stage_plan import balanced, check_micro_batches, ranks_of_stages, stage_plan
+from samestep.tasks.inspect.load import build
 
 
 class Blocks(nn.Module):
@@ -332,3 +334,9 @@ def test_the_operations_of_a_heavy_block_decide() -> None:
         8,
     )
     assert [cut.module for cut in stage_plan(job, 2).cuts] == ["blocks.3"]
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_difference() -> None:
+    """That of attention's key biases, where the loss and the stages differ by rounding."""
+    divided = build(f"{TESTS}/conformance/jobs_divided.py:job", {"arch": "batchnorm"})
+    assert stage_plan(divided, 2, "cpu").cuts[0].module == "blocks.2"
