@@ -289,13 +289,19 @@ def eject(options: EjectOptions) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""
     from samestep.commands.ask_worker import ask_script
     from samestep.records.inspection import EjectQuestion
+    from samestep.world.mesh import parse_mesh
 
     to = Path(options.to) if options.to else None
     if to is not None and to.exists():
         raise UserError(f"{to} exists, and would be replaced; give another name with --to")
     settings = texts(options.settings), texts(options.engine_settings)
     file = to.name if to else "train.py"
-    text = ask_script(EjectQuestion(str(options.job), settings[0], options.engine, settings[1], options.nproc, file))
+    mesh = parse_mesh(options.mesh)
+    size = options.nproc or (mesh.size if mesh else 2)
+    if mesh:
+        mesh.check_ranks(size)
+    asked = EjectQuestion(str(options.job), settings[0], options.engine, settings[1], size, file, str(mesh or ""))
+    text = ask_script(asked)
     if to is None:
         print(text, end="")
         return 0

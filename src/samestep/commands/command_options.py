@@ -300,7 +300,10 @@ class EjectOptions(EngineOptions):
     """The options of `samestep eject`."""
 
     _: KW_ONLY
-    nproc: Annotated[int, Option(help="Ranks in the script's launch line.", min=1)] = 2
+    nproc: Annotated[
+        int | None, Option(help="Ranks in the script's launch line; by default those of --mesh, or 2.", min=1)
+    ] = None
+    mesh: MeshOption = ""
     to: Annotated[
         str | Path | None,
         Typed(Path | None),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from samestep.job.phases import CHECKPOINTED
 
-OUTPUTS = "outputs_by_rank"  # the attribute of such a layer: (how many outputs it computes, how many ranks)
+BY_RANK = "outputs_by_rank"  # the attribute of such a layer: (how many outputs it computes, how many ranks)
 Value = TypeVar("Value")
 
 
@@ -37,7 +37,7 @@ def order_rows(layer: Any, outputs: int, ranks: int) -> None:
     order = order_of_ranks(layer.out_features, outputs, ranks)
     for parameter in layer.parameters(recurse=False):
         parameter.data = parameter.data[order.to(parameter.device)]
-    setattr(layer, OUTPUTS, (outputs, ranks))
+    setattr(layer, BY_RANK, (outputs, ranks))
 
 
 def row_orders(model: nn.Module) -> dict[str, Tensor]:
@@ -45,8 +45,8 @@ def row_orders(model: nn.Module) -> dict[str, Tensor]:
     is in each place."""
     orders: dict[str, Tensor] = {}
     for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and hasattr(layer, OUTPUTS):
-            order = order_of_ranks(layer.out_features, *getattr(layer, OUTPUTS))
+        if isinstance(layer, nn.Linear) and hasattr(layer, BY_RANK):
+            order = order_of_ranks(layer.out_features, *getattr(layer, BY_RANK))
             prefix = f"{path}." if path else ""
             orders |= {f"{prefix}{name}".replace(CHECKPOINTED, ""): order for name in layer._parameters}
     return orders

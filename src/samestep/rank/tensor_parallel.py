@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +37,22 @@ def split_layers(
 ) -> SequenceShards | None:
     """Splits the layers of a plan over the ranks of a replica: their parameters become DTensors. Returns this rank's
     chunk of the positions where `sequence_parallel`. ranks: of one axis."""
-    # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     device = str(next(model.parameters()).device)
     division = division_of(job, ranks.size(), device)
     sequence = sequence_parallel_plan(job, division.plan, ranks.size(), device) if sequence_parallel else None
     dims = dim_of_layers(division.plan, sequence.blocks) if sequence else {}
-    for name, style in division.plan.items():
+    split_by_plan(model, division.plan, ranks, changed=division.changed, dims=dims)
+    return SequenceShards(model, sequence, ranks) if sequence else None
+
+
+def split_by_plan(
+    model: nn.Module, plan: Mapping[str, str], ranks: DeviceMesh, *, changed: Collection[str], dims: Mapping[str, int]
+) -> None:
+    """Splits layers. plan: layer -> style. changed: layers whose output the model changes in place. dims: layer -> the
+    dimension of the positions, of which the ranks have chunks before and after it."""
+    # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    for name, style in plan.items():
         layer = model.get_submodule(name)
         if style in OUTPUTS and OUTPUTS[style] > 1:
             order_rows(layer, OUTPUTS[style], ranks.size())  # of its outputs each rank has a part
@@ -51,9 +60,8 @@ def split_layers(
         parallelize_module(layer, ranks, style_of(style, layer, dims.get(name)))
         for of, parameter in layer.named_parameters():
             vars(parameter).update(attributes[of])
-        if name in division.changed:  # torch's output is a view, which autograd lets nothing change in place
+        if name in changed:  # torch's output is a view, which autograd lets nothing change in place
             layer.register_forward_hook(lambda layer, inputs, output: output.clone())
-    return SequenceShards(model, sequence, ranks) if sequence else None
 
 
 def explain_split(error: BaseException, job: Job) -> Message | None:

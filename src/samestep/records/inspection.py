@@ -197,7 +197,8 @@ class Inspection:
 
 @dataclass(frozen=True)
 class EjectQuestion:
-    """Asks for a job's stand-alone script on an engine with `size` ranks. file: its name, for the launch line in it."""
+    """Asks for a job's stand-alone script on an engine with `size` ranks. file: its name, for the launch line in it.
+    mesh: how they are arranged, as --mesh takes it; '': as the engine does without it."""
 
     job: str
     settings: Mapping[str, str]
@@ -205,6 +206,7 @@ class EjectQuestion:
     engine_settings: Mapping[str, str]
     size: int
     file: str
+    mesh: str = ""
 
 
 @dataclass(frozen=True)

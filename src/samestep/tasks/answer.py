@@ -32,6 +32,7 @@ from samestep.tasks.inspect.engines import (
     units_of_engines,
 )
 from samestep.tasks.inspect.job import inspect_job
+from samestep.world.mesh import parse_mesh
 
 
 def inspect_main(path: str) -> None:
@@ -102,6 +103,10 @@ def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:
 
 def _script(question: EjectQuestion) -> Script:
     engines.check(question.engine)
-    rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine])
-    settings = next(row.settings for row in rows if row.name == question.engine)
-    return Script(eject(question.job, question.settings, question.engine, settings, question.size, question.file))
+    asked = parse_mesh(question.mesh)
+    rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine], asked)
+    row = next(row for row in rows if row.name == question.engine)
+    mesh = row.mesh or asked
+    return Script(
+        eject(question.job, question.settings, question.engine, row.settings, question.size, question.file, mesh)
+    )

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from samestep.tasks.inspect.load import build
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
+from samestep.world.mesh import parse_mesh
 
 
 def main(asked_file: Path, came_to: Path) -> None:
@@ -29,10 +31,10 @@ def main(asked_file: Path, came_to: Path) -> None:
     job, engine, world = (
         build(asked["job"], asked["settings"]),
         engines.load(asked["engine"]),
-        World.from_env(os.environ),
+        replace(World.from_env(os.environ), mesh=parse_mesh(asked["mesh"])),
     )
     with nullcontext() if engine.needs.processes == "one" else process_group(world):
-        run = Run(job, world, job.epochs * schedule_of(job, 1).steps_per_epoch)
+        run = Run(job, world, job.max_steps or job.epochs * schedule_of(job, 1).steps_per_epoch)
         state = run_engine(engine, job, world, run, asked["engine_settings"])
         means = evaluate(job, plain_model(job, state, world), world).means() if job.evaluation is not None else None
     if world.rank == 0:

@@ -37,12 +37,14 @@ class Came:
         assert self.means == other.means
 
 
-def write(target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], **chosen: str) -> Path:
+def write(
+    target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], mesh: str = "", **chosen: str
+) -> Path:
     """Ejects a script into a new folder, where it has no neighbours."""
-    facts = engine_facts(engine, size, chosen)
+    facts = engine_facts(engine, size, chosen, mesh)
     folder.mkdir(exist_ok=True)
     file = folder / f"script_{engine}.py"
-    file.write_text(eject(target, settings, engine, facts.settings, size, file.name), encoding="utf-8")
+    file.write_text(eject(target, settings, engine, facts.settings, size, file.name, facts.mesh), encoding="utf-8")
     return file
 
 
@@ -68,10 +70,11 @@ def run_own(
     size: int,
     settings: Mapping[str, str],
     imports: str = "",
+    mesh: str = "",
     **chosen: str,
 ) -> Came:
     """Trains and evaluates with samestep itself."""
-    asked = {"job": target, "settings": dict(settings), "engine": engine}
+    asked = {"job": target, "settings": dict(settings), "engine": engine, "mesh": mesh}
     asked["engine_settings"] = dict(engine_facts(engine, size, chosen).settings)
     folder.mkdir(exist_ok=True)
     (folder / "asked.json").write_text(json.dumps(asked))

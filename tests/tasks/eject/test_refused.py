@@ -17,12 +17,13 @@ from ranks import engine_facts
 from said import refuses
 from samestep import engine as engines
 from samestep.engines import ddp
-from samestep.errors import UserError
+from samestep.errors import Refused, UserError
 from samestep.message import message
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.runtime import group, horovod
 from samestep.tasks.eject.source import Import, block
 from samestep.tasks.inspect.load import build
+from samestep.world.mesh import Mesh
 
 KEY = "\ndef key(x):\n    return x\n"
 WRAPPED = "return key(F.cross_entropy(output, batch.targets))"
@@ -116,6 +117,25 @@ def test_a_job_that_no_script_trains(case: str, tmp_path: Path) -> None:
     engine, changes, says = UNTRAINED[case]
     with pytest.raises(UserError, match=re.escape(says)):
         _eject(written(tmp_path, changes), engine)
+
+
+def test_a_mesh_that_no_script_is_for(tmp_path: Path) -> None:
+    def on(mesh: Mesh, engine: str, *changes: tuple[str, str]) -> str:
+        folder = tmp_path / f"job{len([*tmp_path.iterdir()])}"  # a module of its own
+        folder.mkdir()
+        target = written(folder, [(IMPORT, "import torch\n"), *changes])
+        return eject(target, {}, engine, engine_facts(engine, mesh.size).settings, mesh.size, "script.py", mesh)
+
+    with refuses("engine_does_not_take_axis", engine="ddp", axis="tensor"):
+        on(Mesh(tensor=2), "ddp")
+    with refuses("engine_does_not_take_axis", engine="single", axis="data"):
+        on(Mesh(data=2), "single")
+    with refuses("no_layer_can_be_split", kind=Refused):
+        on(Mesh(tensor=5), "tensor")
+    with pytest.raises(UserError, match="is tried, and it cannot be built"):
+        on(Mesh(tensor=2), "tensor", ("return Job(", "open('/no/data')\n    return Job("))
+    with pytest.raises(UserError, match="a script of tensor cannot train a job with gather_outputs"):
+        on(Mesh(tensor=2), "tensor", (GLOBAL_BATCH, "global_batch=8, gather_outputs=True"))
 
 
 def test_options_that_make_a_job_with_other_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,11 @@ from budget import budget
 from command import DRAWN
 from lane_marks import CHECK, FULL, in_turn
 from samestep.errors import UserError
-from scripted_engines import DIVIDING, SCRIPTED
+from samestep.world.mesh import parse_mesh
+from scripted_engines import DIVIDING, ON_MESHES, SCRIPTED
 
 DIGITS = {"epochs": "1", "width": "8"}
+LAYOUTS = f"{HERE.parents[1]}/resume/jobs_layouts.py:carried"
 # Micro-batches, clipping, groups, weights, a last step that leaves a rank without rows.
 EVERYTHING = {"rows": "29", "global_batch": "9", "micro_batch": "2", "clip_norm": "0.1", "weighted": "true"}
 EVERYTHING |= {"optimizer": "groups", "arch": "deep"}
@@ -33,6 +35,21 @@ OTHERS = [engine for engine in SCRIPTED if engine not in ("dataparallel", "ddp")
 def test_no_script_is_written_for_ranks_that_divide_the_model(engine: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="whose ranks divide the model"):
         write("digits", engine, tmp_path / "script", 2, DIGITS)
+
+
+@pytest.mark.parametrize(("engine", "mesh"), [pytest.param(*pair, marks=CHECK) for pair in ON_MESHES])
+def test_ranks_that_divide_the_model(engine: str, mesh: str, tmp_path: Path) -> None:
+    """Averaged weights, groups, clipping, micro-batches, and how layers are split as text."""
+    arranged = parse_mesh(mesh)
+    assert arranged
+    script = write(LAYOUTS, engine, tmp_path / "script", arranged.size, {}, mesh)
+    assert ('"blocks.0.query": "colwise",' in script.read_text()) is (arranged.tensor > 1)
+    own = run_own(LAYOUTS, engine, tmp_path / "own", arranged.size, {}, mesh=mesh)
+    run_script(script, engine, arranged.size).check_equal(own)
+    if mesh == "data=2,tensor=2":  # and each rank with rows of its own, as of another mesh, is another training
+        script.write_text(script.read_text().replace("SHARING = 2 ", "SHARING = 1 "))
+        with pytest.raises(AssertionError):
+            run_script(script, engine, arranged.size).check_equal(own)
 
 
 @pytest.mark.parametrize("engine", SCRIPTED)

@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,13 +25,15 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.message import message
+from samestep.rank.tensor_plan import division_of
 from samestep.tasks.eject import runtime
 from samestep.tasks.eject.join import Joined, Neighbours, Place, settled
-from samestep.tasks.eject.prune import pruned
+from samestep.tasks.eject.prune import PRESENT, pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
+from samestep.world.mesh import OF_REPLICAS, Mesh
 
 RUNTIME = runtime.__name__
 TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts that whole_run.py trains
@@ -39,6 +41,7 @@ TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts tha
 NOT_SAVED = {"deepspeed"}
 CONSOLIDATED = {"zero", "fairscale"}
 SHARDED = {("fsdp", ""), ("fabric", "model_parallel"), ("lightning", "model_parallel")}  # and their strategies
+ON_MESHES = {"tensor", "fsdp"}  # those of which a script knows how the ranks divide the model
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 
     {launch}
@@ -50,11 +53,20 @@ OTHER_JOB = "these options make a job with other parts: samestep eject --set …
 SAVES = " It continues from the checkpoint of an epoch."
 
 
-def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[str, Any], size: int, file: str) -> str:
+def eject(
+    target: str,
+    texts: Mapping[str, str],
+    name: str,
+    settings: Mapping[str, Any],
+    size: int,
+    file: str,
+    mesh: Mesh | None = None,
+) -> str:
     """Returns the script that trains the job `target` (with --set's `texts`) on an engine.
 
-    size: the ranks of its launch line. The job is built, to see what its script needs; where that fails, as without its
-    data, the script has more. Raises UserError for a job that no script can hold.
+    size: the ranks of its launch line. mesh: how they are arranged; None: each is a replica. The job is built, to see
+    what its script needs; where that fails, as without its data, the script has more. Raises UserError for a job that
+    no script can hold.
     """
     _check_head(file)
     _check_head(target.rpartition("/")[2])
@@ -65,23 +77,30 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
             f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
             f"{', '.join(launch)} alone; choose another engine"
         )
-    if engine.divides_model:
+    if engine.divides_model and name not in ON_MESHES:
         raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
+    axes = () if engine.needs.processes == "one" else engine.axes
+    if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
+        raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
+    mesh = mesh if name in ON_MESHES else None  # else all ranks are along `data`, as without one
     given = _given(function, texts, target)
     module, called = home(target, function)
-    layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)
+    world = World(size=mesh.size, mesh=mesh) if mesh else World(size=2, devices=("cuda:0", "cuda:1"))
+    layout = engine.layout(world, **settings)
     job = _built(function, target, texts)
     parts = _parts(module, job, given[1], size)
-    _check_parts(parts or set(), name, layout, engine.needs.processes)
+    _check_parts(parts or set(), name, layout, engine.needs.processes, mesh)
     if layout.lone_batchnorm and (given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm")):
         raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
     near = Neighbours(module)
     inlined = {name: Source(importlib.import_module(name), True, is_ours) for name in near.own or {module.__name__}}
-    options = settable(function, given[0])
+    divided = Divided.of(job, target, mesh) if mesh else None
+    # The ranks divide the model of this job, and may not divide that of another one.
+    options = {} if mesh else settable(function, given[0])
     reach = reach_of(
         job, inlined, given[1], parts=parts, layout=layout, kind=engine.needs.processes, has_options=bool(options)
     )
-    plan = ScriptPlan(engine, name, settings, reach, is_whole=parts != set())
+    plan = ScriptPlan(engine, name, settings, reach, is_whole=parts != set(), divided=divided)
     joined = _joined([(module.__name__, called), *plan.roots()], module, near, plan)
     last = _last_lines(called, given, options, plan)
     imports = _imports(joined) | {"annotations": Import("__future__", "annotations", "annotations")}
@@ -101,16 +120,73 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     return script
 
 
+@dataclass(frozen=True)
+class Divided:
+    """How a script's ranks are arranged, and divide the model. plan: layer -> style. changed: layers whose output the
+    model changes in place."""
+
+    mesh: Mesh
+    plan: Mapping[str, str]
+    changed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job | None, target: str, mesh: Mesh) -> Divided:
+        """Tries how the ranks divide the model. Raises UserError where they cannot."""
+        if mesh.tensor == 1:
+            return cls(mesh, {}, ())
+        if job is None:
+            raise UserError(f"how {mesh.tensor} ranks divide the model of {target} is tried, and it cannot be built")
+        division = division_of(job, mesh.tensor)
+        return cls(mesh, division.plan, tuple(sorted(division.changed)))
+
+    @property
+    def sharing(self) -> int:
+        """How many ranks have the same rows."""
+        return self.mesh.size // self.mesh.replicas
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What an engine's loop asks of the mesh."""
+        sizes = {axis: getattr(self.mesh, axis) for axis in (*OF_REPLICAS, "tensor")}
+        return {
+            "world.mesh": PRESENT,
+            **{f"world.mesh.{axis}": size for axis, size in sizes.items()},
+            **{f"ranks['{axis}'].size()": size for axis, size in sizes.items()},
+        }
+
+    def written(self, module: str, text: str) -> str:
+        """Returns the text of a module of runtime/ with what is known here as its constants."""
+        layers = "".join(f"    {literal(layer)}: {literal(style)},\n" for layer, style in self.plan.items())
+        constants = {
+            "SHARING = 1 ": f"SHARING = {self.sharing} ",
+            "MESH: dict[str, int] = {}": f"MESH: dict[str, int] = {literal(self.mesh.sizes)}",
+            "PLAN: dict[str, str] = {}  #": f"PLAN: dict[str, str] = {{\n{layers}}}  #",
+            "CHANGED: tuple[str, ...] = ()": f"CHANGED: tuple[str, ...] = {literal(self.changed)}",
+        }
+        for constant, value in constants.items() if module.startswith(RUNTIME) else ():
+            text = text.replace(constant, value)
+        return text
+
+
 class ScriptPlan:
-    """Which of runtime/ a script has, and what is known of it. is_whole: its steps take more than a plain one's."""
+    """Which of runtime/ a script has, and what is known of it. is_whole: its steps take more than a plain one's.
+    divided: how its ranks divide the model; None: each has all of it."""
 
     def __init__(
-        self, engine: engines.Engine, name: str, settings: Mapping[str, Any], reach: Reach, *, is_whole: bool
+        self,
+        engine: engines.Engine,
+        name: str,
+        settings: Mapping[str, Any],
+        reach: Reach,
+        *,
+        is_whole: bool,
+        divided: Divided | None,
     ) -> None:
+        self.divided = divided
         self.module = sys.modules[engine.train.__module__].__name__
         self.kind, self.reach = engine.needs.processes, reach
         self.close = "close" if engine.close else ""
-        self.saves = not is_whole and name not in NOT_SAVED
+        self.saves = not is_whole and name not in NOT_SAVED and divided is None
         is_sharded = (name, str(settings.get("strategy", ""))) in SHARDED
         self.run: Place = (f"{RUNTIME}.plain_run", "Run")
         if is_whole:
@@ -120,9 +196,12 @@ class ScriptPlan:
         start = {"close": self.close or "None", "run": self.run[1]} | ({} if self.saves else {"checkpoint": '""'})
         self.settings = {} if simple else _unlike_the_defaults(engine, settings)
         values: dict[str, Any] = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
-        values["world.mesh"] = None  # scripts are written for replicas of one rank each
+        values |= divided.values if divided else {"world.mesh": None}
         values |= dict(reach.values)
-        self.reach = replace(reach, values=values, parameters={"train": texts if simple else {}, "start": start})
+        one_each = {"world.rank // SHARING": "world.rank", "world.size // SHARING": "world.size"}
+        written = {**reach.texts, **({} if divided and divided.sharing > 1 else one_each)}
+        parameters = {"train": texts if simple else {}, "start": start}
+        self.reach = replace(reach, values=values, parameters=parameters, texts=written)
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
         self.stands_for: dict[Place, Place] = {
             ("samestep.job", "Job"): ("samestep.job.fields", "Job"),
@@ -135,6 +214,8 @@ class ScriptPlan:
             ("samestep.world", "World"): world,
             (f"{RUNTIME}.world", "World"): world,
             ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
+            ("samestep.rank.process_group", "device_mesh"): (f"{RUNTIME}.divided", "device_mesh"),
+            ("samestep.rank.tensor_parallel", "split_layers"): (f"{RUNTIME}.divided", "split_layers"),
         }
         if reach.plain_rows:
             self.stands_for[f"{RUNTIME}.loaded_rows", "loaded"] = (f"{RUNTIME}.plain_rows", "loaded")
@@ -153,7 +234,7 @@ def _joined(roots: list[Place], job: ModuleType, near: Neighbours, plan: ScriptP
     """Joins the script's modules, and leaves out what nothing in them uses, until there is nothing more."""
     members: dict[str, set[str]] = {}
     while True:
-        joined = settled(roots, job, near, plan.stands_for, partial(_rewritten, plan.reach, members))
+        joined = settled(roots, job, near, plan.stands_for, partial(_rewritten, plan, members))
         unused = unused_members(joined.kept, joined.sources, plan.reach)
         more = {name: names - members.get(name, set()) for name, names in unused.items()}
         if not any(more.values()) and members.keys() >= unused.keys():
@@ -161,7 +242,7 @@ def _joined(roots: list[Place], job: ModuleType, near: Neighbours, plan: ScriptP
         members = {name: names | members.get(name, set()) for name, names in unused.items()}
 
 
-def _rewritten(reach: Reach, members: Mapping[str, set[str]], module: str, text: str) -> str:
+def _rewritten(plan: ScriptPlan, members: Mapping[str, set[str]], module: str, text: str) -> str:
     """Returns the text of one of samestep's modules as a script has it."""
     if module.startswith("samestep.jobs."):
         return text
@@ -172,7 +253,8 @@ def _rewritten(reach: Reach, members: Mapping[str, set[str]], module: str, text:
         text = re.sub(r"  # type: ignore\[.*", "", text)
     elif module.startswith("samestep.engines."):
         text = text.replace("-> State:", "-> dict[str, Any]:")
-    return pruned(text, reach.known(module, members))
+    text = plan.divided.written(module, text) if plan.divided else text
+    return pruned(text, plan.reach.known(module, members))
 
 
 def _built(function: Any, target: str, texts: Mapping[str, str]) -> Job | None:
@@ -192,11 +274,12 @@ def _parts(module: ModuleType, job: Job | None, general: Mapping[str, Any], size
     return None
 
 
-def _check_parts(parts: set[str], name: str, layout: engines.Layout, kind: str) -> None:
+def _check_parts(parts: set[str], name: str, layout: engines.Layout, kind: str, mesh: Mesh | None) -> None:
     """Raises UserError for a job that no script trains, or none of this engine, whose processes are of this kind."""
     if absent := parts - TRAINED:
         raise UserError(f"a script cannot train a job with {' and '.join(sorted(absent))}; train it with samestep")
     of_kind: frozenset[str] = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
+    of_kind |= {"gather_outputs"} if mesh else frozenset()
     if absent := parts & (of_kind if layout.closures else of_kind | {CLOSURE}):
         raise UserError(
             f"a script of {name} cannot train a job with {' and '.join(sorted(absent))}; use another engine"

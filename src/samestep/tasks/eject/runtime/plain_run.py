@@ -23,6 +23,7 @@ ONE_DEVICE = False  # each process has one device
 SAVES = True  # the training can be saved and continued
 SHARDED = False  # the model and the optimizer's state are sharded over the ranks
 CONSOLIDATES = False  # the optimizer's state is gathered before it is saved
+SHARING = 1  # so many ranks, one after the other, divide a model and have the same rows
 
 
 class Run:
@@ -30,7 +31,8 @@ class Run:
 
     def __init__(self, job: Job, world: World, checkpoint: str = "") -> None:
         self.job, self.world, self.checkpoint = job, world, checkpoint
-        self.schedule: Any = Schedule(job, world.size) if PLAIN_SCHEDULE else schedule_of(job, world.size)
+        self.replica, replicas = world.rank // SHARING, world.size // SHARING
+        self.schedule: Any = Schedule(job, replicas) if PLAIN_SCHEDULE else schedule_of(job, replicas)
         self.steps, self.done = job.max_steps or job.epochs * self.schedule.steps_per_epoch, 0
 
     def register(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:
@@ -56,16 +58,14 @@ class Run:
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches of the steps that are left."""
-        return loaded(
-            self.job, self.schedule.micro_batches_of(self.world.rank, self.steps, self.done), self.world.device
-        )
+        return loaded(self.job, self.schedule.micro_batches_of(self.replica, self.steps, self.done), self.world.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Returns the mean loss over the batch's rows, times their share: averaged over the ranks it is the step's."""
         micro_batch = batch.micro_batch
         if ONE_DEVICE:
             # Dropout draws what it draws in this step, also in a training that is continued.
-            torch.manual_seed(key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, self.world.rank))
+            torch.manual_seed(key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, self.replica))
         else:
             devices = self.world.devices
             for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
