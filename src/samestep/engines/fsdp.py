@@ -92,7 +92,8 @@ def train(
 ) -> State:
     with process_group(world), ExitStack() as chunks:
         model: Any = job.model().to(world.device)
-        blocks, sequence = units_of(model, wrap), None
+        blocks = units_of(model, wrap)
+        sequence = None
         if world.mesh:
             ranks = device_mesh(world, ("data", "shard", "tensor"))
             mesh = ranks["data", "shard"] if ranks["data"].size() > 1 else ranks["shard"]

@@ -49,6 +49,13 @@ HEAD = '''"""{title}: one script that does not need samestep, which wrote it. St
 It trains, saves weights.pt and evaluates them, each row once.{saves}{beside}
 """
 '''
+# The positions of a script's rows are not divided, and the rows of a weight only by a plan.
+WHOLE_SEQUENCES = {
+    "split_layers(model, job, ranks['tensor'], sequence_parallel=False)": 'split_layers(model, job, ranks["tensor"])'
+}
+WHOLE_ROWS = {
+    "in_order_of_model(model, get_model_state_dict(model, options=whole))": "get_model_state_dict(model, options=whole)"
+}
 OTHER_JOB = "these options make a job with other parts: samestep eject --set … writes its script"
 SAVES = " It continues from the checkpoint of an epoch."
 
@@ -83,6 +90,8 @@ def eject(
     if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
         raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
     mesh = mesh if name in ON_MESHES else None  # else all ranks are along `data`, as without one
+    if settings.get("sequence_parallel"):
+        raise UserError(f"a script of {name} has no sequence_parallel; leave it out")
     given = _given(function, texts, target)
     module, called = home(target, function)
     world = World(size=mesh.size, mesh=mesh) if mesh else World(size=2, devices=("cuda:0", "cuda:1"))
@@ -199,9 +208,15 @@ class ScriptPlan:
         values |= divided.values if divided else {"world.mesh": None}
         values |= dict(reach.values)
         one_each = {"world.rank // SHARING": "world.rank", "world.size // SHARING": "world.size"}
-        written = {**reach.texts, **({} if divided and divided.sharing > 1 else one_each)}
-        parameters = {"train": texts if simple else {}, "start": start}
-        self.reach = replace(reach, values=values, parameters=parameters, texts=written)
+        written = {
+            **reach.texts,
+            **WHOLE_SEQUENCES,
+            **({} if divided and divided.sharing > 1 else one_each | WHOLE_ROWS),
+        }
+        # `sequence`: the positions are not divided.
+        parameters = {"train": {"sequence": "None", **(texts if simple else {})}, "start": start}
+        unused = reach.unused | {"sequence = None"}
+        self.reach = replace(reach, values=values, parameters=parameters, texts=written, unused=unused)
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
         self.stands_for: dict[Place, Place] = {
             ("samestep.job", "Job"): ("samestep.job.fields", "Job"),

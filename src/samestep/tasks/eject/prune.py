@@ -36,7 +36,8 @@ ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)  # the statements after 
 BINDS_LOOSELY = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr)
 CONDITION_BEGINS = ("if (", "and (", "or (", "not (", "while (", "return (")
 YIELDS = (ast.Yield, ast.YieldFrom)
-TRANSPARENT = ("nullcontext()", "process_group(world)")  # the start of a script has opened the process group
+# The start of a script has opened the process group, and its ranks have whole sequences.
+TRANSPARENT = ("nullcontext()", "process_group(world)", "ExitStack() as chunks")
 
 
 class Edit(NamedTuple):
@@ -53,8 +54,8 @@ class Known:
 
     values: expression -> its value, PRESENT for some that is true. parameters: function -> those of its keyword-only
     parameters whose values are known, as text. members: class -> its fields and methods that nothing uses. defaults:
-    function of a library -> its parameters' defaults. unused: statements that are left out, by the text of the value
-    that they assign. texts: expressions -> what is written in their place; $ stands for the argument of a call.
+    function of a library -> its parameters' defaults. unused: assignments that are left out, by their text or by
+    that of their value. texts: expressions -> what is written in their place; $ stands for the argument of a call.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -199,7 +200,7 @@ class _Edits:
 
     def _is_gone(self, statement: ast.stmt) -> bool:
         if isinstance(statement, ast.Assign):
-            return ast.unparse(statement.value) in self.known.unused
+            return bool({ast.unparse(statement), ast.unparse(statement.value)} & {*self.known.unused})
         if isinstance(statement, ast.Assert):
             return value_of(statement.test, self.values) is not UNKNOWN
         if isinstance(statement, ast.If) and not statement.orelse and not self._is_elif(statement):
