@@ -1,5 +1,6 @@
 """deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
 
+precision: 'bf16': the model and its inputs are bfloat16, the weights that the optimizer steps float32.
 Source: https://www.deepspeed.ai/getting-started/
 """
 
@@ -7,6 +8,9 @@ from __future__ import annotations
 
 import os
 from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_map_only
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
@@ -37,16 +41,26 @@ def layout(world: World, **settings: Any) -> Layout:
     )
 
 
-def numerics(stage: int = 1) -> Numerics:
+def numerics(stage: int = 1, precision: str = "full") -> Numerics:
+    if precision != "full":
+        return Numerics("bfloat16", lossy=True, without={"precision": "full"}, widest="float32")
     # Its master weights are float32, even of a float64 model; stage 3 does not accept float64.
     return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
 
 
-def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
+def train(
+    job: Job,
+    world: World,
+    run: Run,
+    *,
+    stage: Literal[1, 2, 3] = 1,
+    precision: Literal["full", "bf16"] = "full",
+) -> State:
     if stage == 3 and job.ema:
         raise Refused(message("deepspeed_stage_3_averages_no_weights"))
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
 
     with process_group(world):
         module = job.model().to(world.device)
@@ -55,9 +69,16 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
 
         def state() -> State:
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
-                return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+                state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+            if precision == "bf16":  # what the optimizer steps, not what it is rounded to
+                for name, parameter in module.named_parameters(remove_duplicate=False):
+                    exact = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+                    state[name] = state[name].float() if exact is None else exact.detach().clone()
+            return state
 
         run.register(module, optimizer, scheduler=scheduler, state=state)
+        if precision == "bf16":
+            module.register_forward_pre_hook(lower, with_kwargs=True)
         micro_batches = run.schedule.micro_batches
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -68,6 +89,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
                 "gradient_accumulation_steps": micro_batches,
                 "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0
                 "zero_optimization": {"stage": stage},
+                "bf16": {"enabled": precision == "bf16"},
                 "zero_allow_untested_optimizer": True,
             },
         )
@@ -106,6 +128,12 @@ def fragments(model: Any, world: World) -> list[Fragment]:
         if length:
             fragments.append(Fragment(name, size, flat, offset, start, length))
     return fragments
+
+
+def lower(module: Any, args: Any, kwargs: Any) -> Any:
+    """A forward pre-hook: makes the floating-point tensors that a module is called with bfloat16, which DeepSpeed does
+    not."""
+    return tree_map_only(torch.Tensor, lambda t: t.bfloat16() if t.is_floating_point() else t, (args, kwargs))
 
 
 ENGINE = Engine(
