@@ -10,10 +10,12 @@ import os
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
-from samestep.errors import Refused
+from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.message import message
 from samestep.rank.checkpoint_state import Fragment
@@ -46,6 +48,14 @@ def numerics(stage: int = 1, precision: str = "full") -> Numerics:
         return Numerics("bfloat16", lossy=True, without={"precision": "full"}, widest="float32")
     # Its master weights are float32, even of a float64 model; stage 3 does not accept float64.
     return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
+
+
+def check(model: nn.Module, *, precision: str = "full", **settings: Any) -> None:
+    """Raises UserError for BatchNorm in bfloat16: DeepSpeed leaves its statistics float32, and torch takes no other
+    weights beside these."""
+    normed = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if normed and precision == "bf16":
+        raise UserError(message("deepspeed_bf16_and_batchnorm", modules=normed))
 
 
 def train(
@@ -146,6 +156,6 @@ ENGINE = Engine(
         no_threads=message("deepspeed_has_one_group_a_process"),
     ),
     numerics=numerics,
-    checks=Checks(cannot_skip=message("deepspeed_updates_from_gradients_of_its_own")),
+    checks=Checks(settings=check, cannot_skip=message("deepspeed_updates_from_gradients_of_its_own")),
     fragments=fragments,
 )
