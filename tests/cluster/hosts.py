@@ -94,7 +94,9 @@ class Hosts:
         """Gives every link `rate`, as in '100mbit', in and out (HTB)."""
         for i in range(self.count):
             for space, device in ((f"{self._tag}-{i}", "eth0"), (f"{self._tag}-sw", f"p{i}")):
-                tc(f"-n {space} qdisc replace dev {device} root handle 1: htb default 1")
+                with suppress(subprocess.CalledProcessError):  # it has none at first
+                    tc(f"-n {space} qdisc del dev {device} root")
+                tc(f"-n {space} qdisc add dev {device} root handle 1: htb default 1")
                 tc(f"-n {space} class replace dev {device} parent 1: classid 1:1 htb rate {rate} burst 64kb")
 
     def cut(self, host: int) -> None:

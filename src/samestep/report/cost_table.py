@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.records.costs import StepCost
 from samestep.records.results import CompareResults
 from samestep.report import numbers
+from samestep.report.figures.crossings import crossings
 from samestep.report.verdicts import comparable_rows, label, title
 
 HEADINGS = (
@@ -43,6 +44,21 @@ def cost_rows(results: CompareResults) -> list[CostRow]:
             named = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}"
             rows.append(CostRow(name, (named, *figures)))
     return rows
+
+
+def crossing_lines(results: CompareResults) -> list[Message]:
+    """Returns at which bandwidths engines are expected to change places, for the user to read."""
+    return [
+        message(
+            "engines_cross_at_bandwidth",
+            rate=numbers.bit_rate(crossing.bits_per_second),
+            first=title(crossing.first),
+            second=title(crossing.second),
+            more=numbers.size(crossing.more_bytes),
+            faster=numbers.duration(crossing.faster_s),
+        )
+        for crossing in crossings(comparable_rows(results))
+    ]
 
 
 def _figures(cost: StepCost) -> tuple[str, ...]:

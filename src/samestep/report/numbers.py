@@ -36,6 +36,18 @@ def size(value: int) -> str:
     return f"{value} B"
 
 
+def bit_rate(bits_per_second: float) -> str:
+    """The bandwidth of a link: 2.5e8 is '250 Mbit/s'."""
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_second >= scale:
+            return (
+                f"{bits_per_second / scale:.2g} {unit}"
+                if bits_per_second < 100 * scale
+                else f"{bits_per_second / scale:.0f} {unit}"
+            )
+    return f"{bits_per_second:.0f} bit/s"
+
+
 def duration(seconds: float) -> str:
     """A number of seconds: 0.00123 is '1.23 ms'."""
     for unit, of_one in (("s", 1.0), ("ms", 1e-3)):

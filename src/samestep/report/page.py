@@ -30,6 +30,7 @@ def page(results: CompareResults) -> str:
         used=[(label(row), row.monitor) for row in comparable_rows(results) if row.monitor],
         cost_headings=cost_table.HEADINGS,
         costs=cost_table.cost_rows(results),
+        crossings=cost_table.crossing_lines(results),
         figures=_figures(results),
         machine=_machine(results),
         divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],
