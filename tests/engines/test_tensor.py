@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import AdamW
 
 from command import TESTS
-from mutations.jobs import heads
+from mutations.jobs import heads, sequences
 from ranks import Ranks, engine_facts, prove
-from samestep import Job, Recipe
+from samestep import Batch, Job, Recipe
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, RunTask
@@ -99,6 +101,27 @@ def test_two_processes_have_a_chunk_each(reference_rank: Ranks) -> None:
     assert verdict.verdict == "same", verdict
 
 
+LOGITS = {"loss_parallel": "true"}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "settings"),
+    [
+        ("tensor=2", LOGITS),
+        pytest.param("data=2,tensor=2", LOGITS | CHUNKS, marks=pytest.mark.check),
+        pytest.param("tensor=4", LOGITS, marks=pytest.mark.full),
+        pytest.param("data=2,tensor=4", LOGITS | CHUNKS, marks=pytest.mark.full),
+    ],
+)
+def test_each_rank_has_a_part_of_the_logits(mesh: str, settings: Mapping[str, str], reference_rank: Ranks) -> None:
+    """With an embedding that shares the output layer's weight, and targets that the loss leaves out."""
+    facts = engine_facts("tensor", 0, settings, mesh)
+    assert facts.mesh
+    with Ranks(facts.mesh.size, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, SEQUENCES, "tensor", engine_settings=settings, complete=True, mesh=mesh)
+    assert verdict.verdict == "same", verdict
+
+
 def foreach() -> Job:
     return replace(heads(), optimizer=Recipe(AdamW, {"lr": 1e-3, "foreach": True}))
 
@@ -146,26 +169,52 @@ def test_heads_that_do_not_divide_are_refused_before_any_rank_starts() -> None:
     assert why and why.id == "layer_splits_over_other_ranks" and why.fields["ranks"] == 3
 
 
-FOUR = ("tensor", "data=1,tensor=4")
-SHARDS = ("fsdp", "shard=2,tensor=2")
+def undropped() -> Job:
+    """A training that does not depend on how many replicas there are: no random numbers, and no padding, of which a
+    micro-batch of other rows has more or less."""
+
+    def model() -> nn.Module:
+        built = sequences().model()
+        for drop in (module for module in built.modules() if isinstance(module, nn.Dropout)):
+            drop.p = 0.0
+        return built
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), batch.inputs.flatten())
+
+    return replace(sequences(), model=model, criterion=criterion)
+
+
+FOUR = ("tensor", "data=1,tensor=4", {})
+SHARDS = ("fsdp", "shard=2,tensor=2", {"sequence_parallel": True})
+PARTS = ("tensor", "tensor=4", {"loss_parallel": True, "sequence_parallel": True})
+Layout = tuple[str, str, Mapping[str, Any]]
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("job", "then"), [(HEADS, FOUR), (SEQUENCES, SHARDS)], ids=["heads", "sequences"])
-def test_a_run_goes_on_from_one_mesh_to_another(job: str, then: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "then"),
+    [(HEADS, FOUR), (f"{__file__}:undropped", SHARDS), (SEQUENCES, PARTS)],
+    ids=["heads", "shards", "parts"],
+)
+def test_a_run_goes_on_from_one_mesh_to_another(job: str, then: Layout, tmp_path: Path) -> None:
     """One process, then two tensor ranks, then four, then one process: the weights of one that was not interrupted."""
 
-    def run(folder: str, engine: str, mesh: str, stop_after: int | None) -> Mapping[str, Any]:
+    def run(
+        folder: str, engine: str, mesh: str, stop_after: int | None, settings: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
         arranged = parse_mesh(mesh)
         weights = tmp_path / folder / "weights.safetensors"
         task = RunTask(str(weights), stop_after=stop_after, check_replicas=1)
         with Ranks(arranged.size if arranged else 1) as ranks:
-            ranks.work(Plan("", 0.0, job, {}, engine, trainings=(task,), mesh=arranged))
+            ranks.work(Plan("", 0.0, job, {}, engine, settings or {}, trainings=(task,), mesh=arranged))
         return load_file(weights)
 
     whole = run("whole", "single", "", None)
-    for engine, mesh, stop_after in (("single", "", 3), ("tensor", "tensor=2", 5), (*then, 7)):
-        run("chain", engine, mesh, stop_after)
+    engine, mesh, settings = then
+    run("chain", "single", "", 3)
+    run("chain", "tensor", "tensor=2", 5)
+    run("chain", engine, mesh, 7, settings)
     last = run("chain", "single", "", None)
     for name, tensor in whole.items():
         np.testing.assert_allclose(last[name], tensor, atol=2e-5, err_msg=name)

@@ -557,9 +557,9 @@ class CausalBlock(nn.Module):
 class Causal(nn.Module):
     def __init__(self, length: int) -> None:
         super().__init__()
-        self.embedding, self.place = nn.Embedding(11, 16), nn.Embedding(length, 16)
+        self.embedding, self.place = nn.Embedding(12, 16), nn.Embedding(length, 16)
         self.drop, self.blocks = nn.Dropout(0.1), nn.ModuleList(CausalBlock() for _ in range(2))
-        self.output = nn.Linear(16, 11, bias=False)
+        self.output = nn.Linear(16, 12, bias=False)
         self.output.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

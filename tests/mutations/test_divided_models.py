@@ -33,6 +33,7 @@ HEALTHY = (
     ),
     tensor.HEALTHY_FUSED,
     tensor.HEALTHY_CHUNKS,
+    tensor.HEALTHY_LOGITS,
     context.HEALTHY,
     expert.HEALTHY,
     pipeline.fault("nothing", pipeline.PIPELINE, "import torch\n", "import torch\n", ()),

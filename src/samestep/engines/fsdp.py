@@ -90,7 +90,7 @@ def train(
     checkpoint: bool = False,
     sequence_parallel: bool = False,
 ) -> State:
-    with process_group(world), ExitStack() as chunks:
+    with process_group(world), ExitStack() as entered:
         model: Any = job.model().to(world.device)
         blocks = units_of(model, wrap)
         sequence = None
@@ -121,7 +121,7 @@ def train(
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
         if sequence:
-            chunks.enter_context(sequence.on_chunks())
+            entered.enter_context(sequence.on_chunks())
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
             with reads.first(batch.micro_batch):

@@ -6,7 +6,8 @@
 A pair of layers is split by columns, then by rows, so that one all-reduce puts their outputs together. Which pairs:
 Job(parallel=…), or what is found in the model; rank/tensor_plan.py tries either in one process before any rank starts.
 Replicas (`data`) train on their own rows, and average their gradients. sequence_parallel: between the split layers each
-rank computes norms, dropout and elementwise operations on a chunk of the sequence alone.
+rank computes norms, dropout and elementwise operations on a chunk of the sequence alone. loss_parallel: each rank
+computes the logits of its part of the vocabulary, and cross entropy without gathering them.
 Source: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
 
@@ -20,6 +21,7 @@ from torch import nn
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
 from samestep.message import Message
+from samestep.rank.loss_parallel import losses_in_parallel
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients
 from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
@@ -28,6 +30,7 @@ from samestep.rank.tensor_parallel import (
     explain_split,
     how_divided,
     split_layers,
+    split_output,
     step_one_by_one,
 )
 from samestep.training import Run
@@ -39,23 +42,26 @@ def layout(world: World, **settings: Any) -> Layout:
     return Layout(replicas=world.replicas, buffers="local", lone_batchnorm=True, no_optimizers=NOT_ON_SHARDS)
 
 
-def divides(job: Job, world: World, sequence_parallel: bool = False) -> Message | None:
-    return how_divided(job, world, sequence_parallel=sequence_parallel)
+def divides(job: Job, world: World, **settings: bool) -> Message | None:
+    return how_divided(job, world, **settings)
 
 
-def train(job: Job, world: World, run: Run, *, sequence_parallel: bool = False) -> State:
-    with process_group(world), ExitStack() as chunks:
+def train(job: Job, world: World, run: Run, *, sequence_parallel: bool = False, loss_parallel: bool = False) -> State:
+    with process_group(world), ExitStack() as entered:
         ranks = device_mesh(world, ("data", "tensor"))
         model: nn.Module = job.model().to(world.device)
         sequence = None
         if ranks["tensor"].size() > 1:
             sequence = split_layers(model, job, ranks["tensor"], sequence_parallel=sequence_parallel)
+            if loss_parallel:
+                split_output(model, job, ranks["tensor"])
+                entered.enter_context(losses_in_parallel())
         optimizer = job.optimizer.build(model)  # after splitting: of the parts
         step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
         if sequence:
-            chunks.enter_context(sequence.on_chunks())
+            entered.enter_context(sequence.on_chunks())
         for batch in run.batches():
             loss = run.loss(model, batch)
             loss.backward()

@@ -15,13 +15,16 @@ from torch.optim import Optimizer
 
 from samestep.job import Job
 from samestep.message import Message, message
+from samestep.rank.loss_parallel import output_layer
 from samestep.rank.row_order import order_rows
 from samestep.rank.sequence_parallel import SequenceShards, dim_of_layers, sequence_parallel_plan
-from samestep.rank.tensor_plan import GATHERED, OUTPUTS, division_of
+from samestep.rank.tensor_plan import GATHERED, OUTPUTS, ROWWISE, division_of
 from samestep.world import World
 
 
-def how_divided(job: Job, world: World, *, sequence_parallel: bool = False) -> Message | None:
+def how_divided(
+    job: Job, world: World, *, sequence_parallel: bool = False, loss_parallel: bool = False
+) -> Message | None:
     """Returns how the tensor parallel ranks of a replica divide the job's model; None where there are none. Raises
     UserError where they cannot."""
     ranks = world.mesh.tensor if world.mesh else 1
@@ -29,7 +32,8 @@ def how_divided(job: Job, world: World, *, sequence_parallel: bool = False) -> M
         return None
     division = division_of(job, ranks, world.device)
     sequence = sequence_parallel_plan(job, division.plan, ranks, world.device) if sequence_parallel else None
-    return division.said(job.model(), ranks, chunks=sequence.names(job.model()) if sequence else None)
+    output = output_layer(job, division.plan, ranks, world.device).name if loss_parallel else ""
+    return division.said(job.model(), ranks, chunks=sequence.names(job.model()) if sequence else None, output=output)
 
 
 def split_layers(
@@ -62,6 +66,21 @@ def split_by_plan(
             vars(parameter).update(attributes[of])
         if name in changed:  # torch's output is a view, which autograd lets nothing change in place
             layer.register_forward_hook(lambda layer, inputs, output: output.clone())
+
+
+def split_output(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
+    """Splits the output layer by the vocabulary, and an Embedding that shares its weight: logits are DTensors."""
+    device = str(next(model.parameters()).device)
+    output = output_layer(job, division_of(job, ranks.size(), device).plan, ranks.size(), device)
+    layer = model.get_submodule(output.name)
+    attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
+    parallelize_module(layer, ranks, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+    for of, parameter in layer.named_parameters():
+        vars(parameter).update(attributes[of])
+    if output.tied:
+        embedding = model.get_submodule(output.tied)
+        parallelize_module(embedding, ranks, style_of(ROWWISE, embedding))
+        embedding.weight = layer.weight
 
 
 def explain_split(error: BaseException, job: Job) -> Message | None:

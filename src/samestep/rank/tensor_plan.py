@@ -76,16 +76,17 @@ class Division:
     unfit: Mapping[str, Message] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
-    def said(self, model: nn.Module, ranks: int, *, chunks: Sequence[str] | None = None) -> Message:
+    def said(self, model: nn.Module, ranks: int, *, chunks: Sequence[str] | None = None, output: str = "") -> Message:
         """Returns how `ranks` ranks divide the model, for the user to read. chunks: in which of its modules they have
-        a chunk of the positions each."""
+        a chunk of the positions each. output: the layer whose outputs, the logits, they have in parts."""
         layers = dict(model.named_modules())
-        split = sum(parameter.numel() for name in self.plan for parameter in layers[name].parameters())
+        names = dict.fromkeys([*self.plan, *([output] if output else [])])
+        split = sum(parameter.numel() for name in names for parameter in layers[name].parameters())
         total = sum(parameter.numel() for parameter in model.parameters())
         shown = {name: _pattern(name) or type(layer).__name__ for name, layer in layers.items()}
         styles = dict.fromkeys(f"{shown[name]} {style}" for name, style in self.plan.items())
         random = [*dict.fromkeys(shown[name] for name in self.random)]
-        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in self.plan]
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in names]
         whole = dict.fromkeys(shown[name] for name in linear if name not in self.unfit and shown[name] not in random)
         unfit = dict[str, tuple[Message, dict[str, None]]]()
         for name in linear:
@@ -100,6 +101,7 @@ class Division:
             random=random or None,
             whole=[*whole] or None,
             chunks=chunks,
+            output=output or None,
             unfit=[message("layers_stay_whole", layers=[*names], why=why) for why, names in unfit.values()] or None,
         )
 
@@ -242,7 +244,7 @@ class Trial:
         for name, layer in self.layers.items():
             if any(holders[id(parameter)] > 1 for parameter in layer.parameters(recurse=False)):
                 self.unfit[name] = message("weight_is_tied")
-            elif why := _why_not_split(layer):
+            elif why := why_not_split(layer):
                 self.unfit[name] = why
         self._called: list[tuple[str, Any]] = []  # (the name of a layer, its input), in their order
         self._observe()
@@ -381,7 +383,7 @@ class _Reads(TakenTensors):
             self.outside[owner] = None
 
 
-def _why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
+def why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
     """Returns why torch does not split a layer, whatever its model does with it; None where it does."""
     kind: Any = nn.Linear if isinstance(layer, nn.Linear) else nn.Embedding
     is_plain = type(layer).forward is kind.forward and "forward" not in vars(layer)

@@ -10,10 +10,13 @@ GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = '                average_gradients(model.parameters(), ranks["data"].get_group())\n'
 COLUMNS = "        return ColwiseParallel(input_layouts=outside)\n"
 ROWS = "    return RowwiseParallel(output_layouts=outside)\n"
-BUILT_AFTER = (
-    '            sequence = split_layers(model, job, ranks["tensor"], sequence_parallel=sequence_parallel)\n'
-    "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n"
+SPLITTING = '            sequence = split_layers(model, job, ranks["tensor"], sequence_parallel=sequence_parallel)\n'
+SPLITTING += (
+    "            if loss_parallel:\n"
+    '                split_output(model, job, ranks["tensor"])\n'
+    "                entered.enter_context(losses_in_parallel())\n"
 )
+BUILDING = "        optimizer = job.optimizer.build(model)  # after splitting: of the parts\n"
 UNREDUCED = (  # for COLUMNS
     "        split = ColwiseParallel()\n\n"
     "        def unreduced(_asked, _desired, _module, inputs, ranks):\n"
@@ -198,9 +201,90 @@ FAULTS_OF_CHUNKS = (
         ("failed", *LOSS),
     ),
 )
+LOGITS = "rank/loss_parallel.py"
+CROSS_ENTROPY = "    loss: Any = cross_entropy(*arguments, **named)\n"
+GIVEN = "    given = SIGNATURE.bind(*arguments, **named).arguments\n"
+LOSS_OF_GIVEN = "    loss: Any = cross_entropy(**given)\n"
+
+
+def of_logits(name: str, file: str, old: str, new: str, named: tuple[str, ...]) -> Fault:
+    return Fault(
+        f"tensor: loss parallel: {name}",
+        file,
+        old,
+        new,
+        named,
+        "",
+        FUSED,
+        engine="tensor",
+        settings={"loss_parallel": "true"},
+        mesh=MESH,
+    )
+
+
+HEALTHY_LOGITS = of_logits("nothing", TENSOR, "from torch import nn\n", "from torch import nn\n", ())
+FAULTS_OF_LOGITS = (
+    of_logits(
+        "the loss is divided by the tensor ranks",
+        LOGITS,
+        "    return loss.full_tensor()",
+        "    return loss.full_tensor() / logits.device_mesh.size()",
+        LOSS,
+    ),
+    of_logits(
+        "the gradient is divided by the tensor ranks",
+        LOGITS,
+        "    return loss.full_tensor()",
+        "    ranks = logits.device_mesh.size()\n"
+        "    loss = loss.full_tensor()\n"
+        "    return loss.detach() + (loss - loss.detach()) / ranks",
+        GRADIENT,
+    ),
+    of_logits(
+        "each part of the vocabulary is padded, and the padding counts",
+        LOGITS,
+        CROSS_ENTROPY,
+        GIVEN + "    part, target = logits.to_local(), given['target']\n"
+        "    padded = F.pad(part, (0, 1))\n"
+        "    given['input'] = DTensor.from_local(padded, logits.device_mesh, logits.placements, run_check=False)\n"
+        "    given['target'] = torch.where(target < 0, target, target + target // part.shape[-1])\n" + LOSS_OF_GIVEN,
+        LOSS,
+    ),
+    of_logits(
+        "targets that the loss leaves out count",
+        LOGITS,
+        CROSS_ENTROPY,
+        GIVEN + "    given['target'] = given['target'].clamp(min=0)\n" + LOSS_OF_GIVEN,
+        LOSS,
+    ),
+    of_logits(
+        "an embedding that shares the output layer's weight no longer does",
+        SPLIT,
+        "        embedding.weight = layer.weight\n",
+        "",
+        GRADIENT,
+    ),
+    of_logits(
+        "the gradient of what the output layer reads is of one part of the vocabulary",
+        SPLIT,
+        "ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))\n",
+        "ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))\n"
+        "    layer._forward_pre_hooks.clear()\n\n"
+        "    def unreduced(layer, inputs):\n"
+        "        given = DTensor.from_local(inputs[0], ranks, [Replicate()], run_check=False)\n"
+        "        if given.requires_grad:\n"
+        "            given.register_hook(\n"
+        "                lambda g: DTensor.from_local(g.to_local(), ranks, [Replicate()], run_check=False)\n"
+        "            )\n"
+        "        return given\n\n"
+        "    layer.register_forward_pre_hook(unreduced)\n",
+        GRADIENT,
+    ),
+)
 FAULTS = (
     *FAULTS_FUSED,
     *FAULTS_OF_CHUNKS,
+    *FAULTS_OF_LOGITS,
     fault(
         "the gradient of what is before a split layer is not reduced over the tensor ranks",
         SPLIT,
@@ -272,8 +356,8 @@ FAULTS = (
     fault(
         "the optimizer built before splitting",
         TENSOR,
-        BUILT_AFTER,
-        "            optimizer = job.optimizer.build(model)\n" + BUILT_AFTER.partition("        optimizer = ")[0],
+        SPLITTING + BUILDING,
+        "            optimizer = job.optimizer.build(model)\n" + SPLITTING,
         GRADIENT,
     ),
     fault(

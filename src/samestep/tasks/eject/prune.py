@@ -37,7 +37,7 @@ BINDS_LOOSELY = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr)
 CONDITION_BEGINS = ("if (", "and (", "or (", "not (", "while (", "return (")
 YIELDS = (ast.Yield, ast.YieldFrom)
 # The start of a script has opened the process group, and its ranks have whole sequences.
-TRANSPARENT = ("nullcontext()", "process_group(world)", "ExitStack() as chunks")
+TRANSPARENT = ("nullcontext()", "process_group(world)", "ExitStack() as entered")
 
 
 class Edit(NamedTuple):
