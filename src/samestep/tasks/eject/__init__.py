@@ -85,7 +85,8 @@ def eject(
             f"{', '.join(launch)} alone; choose another engine"
         )
     if engine.divides_model and name not in ON_MESHES:
-        raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
+        instead = "copy quickstarts/pipeline_parallel.py" if name == "pipeline" else "choose another engine"
+        raise UserError(f"no script is written for {name}, whose ranks divide the model; {instead}")
     axes = () if engine.needs.processes == "one" else engine.axes
     if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
         raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
