@@ -300,6 +300,8 @@ def test_layers_around_a_dropout_stay_whole_and_this_is_said() -> None:
         "total": 179,
         "random": ["2"],
         "whole": ["0"],
+        "chunks": None,
+        "output": None,
         "unfit": None,
     }
 
