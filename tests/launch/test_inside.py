@@ -52,7 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     ],
 )
 def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> None:
-    skip_where(None if shutil.which(AROUND[around][0]) else f"{AROUND[around][0]} is not installed")
+    skip_where_missing(around)
     out = tmp_path / "out"
     engine = "horovod" if around == "horovodrun" else "ddp"
     folder = foreign_folder(tmp_path)
@@ -72,6 +72,14 @@ def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
 
 
 STARTED = "torchrun has started 2"
+
+
+def skip_where_missing(around: str) -> None:
+    """Skips a test whose launcher is not installed."""
+    program = AROUND[around][0]
+    skip_where(None if shutil.which(program) else f"{program} is not installed")
+
+
 REFUSED = [
     ("mpirun", ["--nproc", "2"], "mpirun has started this command as 2 ranks; with --nproc"),
     ("torchrun -m", ["--launcher", "spawn"], "torchrun has started this command as 2 ranks; with --nproc"),
@@ -88,6 +96,7 @@ REFUSED_TOO = [
     [*REFUSED, *(pytest.param(*case, marks=FULL) for case in REFUSED_TOO)],
 )
 def test_what_would_train_apart_is_refused(around: str, options: list[str], says: str, tmp_path: Path) -> None:
+    skip_where_missing(around)
     done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--out", str(tmp_path / "out"), *options])
     assert done.returncode != 0
     assert says in done.stderr
@@ -98,6 +107,7 @@ def test_what_would_train_apart_is_refused(around: str, options: list[str], says
 def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
     command = f"{sys.executable} -m samestep run {JOBS}:quick --out {tmp_path}"
     (tmp_path / "tmp").mkdir()
+    skip_where_missing("mpirun")
     both = ["sh", "-c", f"{command}/a && {command}/b"]
     done = typed(["mpirun", "-np", "2", "--oversubscribe", *both], TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
