@@ -94,7 +94,6 @@ ENGINES: dict[str, Row] = {
     "tensor": Row("tensor", meshes={2: "tensor=2"}),
     "tensor, two replicas": Row("tensor", meshes={4: "data=2,tensor=2"}),
     "pipeline": Row("pipeline", meshes={2: "stage=2"}),
-    "pipeline, two replicas": Row("pipeline", meshes={4: "data=2,stage=2"}),
     "context": Row("context", meshes={2: "sequence=2"}),
     "expert": Row("expert", meshes={2: "expert=2"}),
     "zero": Row("zero"),
@@ -127,18 +126,12 @@ ENGINES: dict[str, Row] = {
 # Whose ranks divide the model.
 DIVIDING: dict[str, Row] = {
     "tensor, tensor=2": divided("tensor=2", "tensor"),
-    "tensor, data=2,tensor=2": divided("data=2,tensor=2", "tensor"),
-    "fsdp, data=2,shard=2": divided("data=2,shard=2", "fsdp"),
-    "fsdp, shard=2,tensor=2": divided("shard=2,tensor=2", "fsdp"),
     "pipeline, stage=2": divided("stage=2", "pipeline"),
     "pipeline, data=2,stage=2": divided("data=2,stage=2", "pipeline"),
-    "pipeline schedule=ZBVZeroBubble, stage=2": divided("stage=2", "pipeline", {"schedule": "ZBVZeroBubble"}),
     "context, sequence=2": divided("sequence=2", "context"),
-    "context, data=2,sequence=2": divided("data=2,sequence=2", "context"),
     "context how=ulysses, sequence=2": divided("sequence=2", "context", {"how": "ulysses"}),
     "context how=ring, sequence=2": divided("sequence=2", "context", {"how": "ring"}),
     "expert, expert=2": divided("expert=2", "expert"),
-    "expert, data=2,expert=2": divided("data=2,expert=2", "expert"),
     "expert, expert=2, rows by choice": divided("expert=2", "expert", sparse="true"),
 }
 TABLES = (ENGINES, DIVIDING)
