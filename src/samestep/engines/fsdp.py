@@ -111,15 +111,15 @@ def train(
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
                 fully_shard(norm, mesh=mesh)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
-        for unit in blocks:
-            if precision == "full" or unit not in batch_norms(model):
-                fully_shard(unit, **options)
+        for unit in [unit for unit in blocks if precision == "full" or unit not in batch_norms(model)]:
+            fully_shard(unit, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         if world.mesh and world.mesh.tensor > 1:
             step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
+        clip: Any = clip_whole_norm if world.mesh else clip_grad_norm_
         if sequence:
             entered.enter_context(sequence.on_chunks())
         for batch in run.batches():
@@ -130,10 +130,8 @@ def train(
             if batch.completes_step:
                 if sequence:
                     sequence.sum_gradients()
-                if job.clip_norm is not None and world.mesh:
-                    clip_whole_norm(model.parameters(), job.clip_norm)
-                elif job.clip_norm is not None:
-                    clip_grad_norm_(model.parameters(), job.clip_norm)
+                if job.clip_norm is not None:
+                    clip(model.parameters(), job.clip_norm)
                 optimizer.step()
                 optimizer.zero_grad()
                 if job.moves_lr(batch):
