@@ -66,11 +66,13 @@ def job():
 """
 
 
+STARTS_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
+
+
 @pytest.mark.parametrize("threads", [pytest.param(0, marks=FULL), pytest.param(1, marks=CHECK)])
 def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> None:
     """What a library starts when it is imported: a fork of it could wait for ever for a lock that the thread held."""
-    starts = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
-    (tmp_path / "sitecustomize.py").write_text(starts * threads)
+    (tmp_path / "sitecustomize.py").write_text(STARTS_A_THREAD * threads)
     (tmp_path / "tells_its_parent.py").write_text(PARENT)
     path = os.pathsep.join([str(tmp_path), str(JOBS.parent), FRESH.get("PYTHONPATH", "")])
     done = verify(tmp_path, f"{tmp_path}/tells_its_parent.py", PYTHONPATH=path)
@@ -128,6 +130,41 @@ def test_a_library_is_imported_once_and_for_its_engines_ranks_alone(tmp_path: Pa
     # The reference; two ranks of ddp and the threads of one process; two ranks and three of each of the other engines.
     assert told == ["False"] * 4 + ["True"] * 10
     assert not processes_of(tmp_path)
+
+
+@FULL
+@pytest.mark.parametrize("code", ["import time\ntime.sleep(1e6)\n", "raise RuntimeError('broken')\n", STARTS_A_THREAD])
+def test_a_library_that_does_not_get_ready_is_its_engines_affair(code: str, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (tmp_path / "lightning.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), FRESH.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "samestep", "verify", f"{JOBS}:quick", "--json", "--out", str(tmp_path / "out")]
+    line = [*command, "--engines", "ddp,lightning", "--quick", "--deadline", str(int(budget(10)))]
+    env = FRESH | {"PYTHONPATH": path}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=budget(120))
+    verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
+    assert verdicts == {"ddp": "same", "lightning": "failed"}, done.stderr
+
+
+KILLED = """
+import os, signal, time
+from samestep.launch import fork_client
+with fork_client.running("ranks"):
+    (server,) = fork_client._servers.values()
+    assert server.is_ready(100)
+    for pid in server.pids:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    fork_client.preload(("json.tool",))
+    fork_client.wait()
+print("goes on")
+"""
+
+
+@pytest.mark.check
+def test_a_server_that_was_killed_forks_no_other(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], env=FRESH, capture_output=True, text=True, timeout=budget(60))
+    assert done.stdout == "goes on\n", done.stderr
 
 
 @pytest.mark.check

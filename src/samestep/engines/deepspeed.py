@@ -70,7 +70,6 @@ def train(
         raise Refused(message("deepspeed_stage_3_averages_no_weights"))
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
 
     with process_group(world):
         module = job.model().to(world.device)
@@ -79,12 +78,8 @@ def train(
 
         def state() -> State:
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
-                state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-            if precision == "bf16":  # what the optimizer steps, not what it is rounded to
-                for name, parameter in module.named_parameters(remove_duplicate=False):
-                    exact = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-                    state[name] = state[name].float() if exact is None else exact.detach().clone()
-            return state
+                exact = float32_weights(module) if precision == "bf16" else {}
+                return {name: tensor.detach().clone() for name, tensor in (module.state_dict() | exact).items()}
 
         run.register(module, optimizer, scheduler=scheduler, state=state)
         if precision == "bf16":
@@ -138,6 +133,17 @@ def fragments(model: Any, world: World) -> list[Fragment]:
         if length:
             fragments.append(Fragment(name, size, flat, offset, start, length))
     return fragments
+
+
+def float32_weights(module: nn.Module) -> State:
+    """Returns the weights that the optimizer steps, on every rank; all must call it."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    weights = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        exact = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        weights[name] = parameter.float() if exact is None else exact
+    return weights
 
 
 def lower(module: Any, args: Any, kwargs: Any) -> Any:

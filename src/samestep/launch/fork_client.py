@@ -31,6 +31,7 @@ from samestep.world.imports import module_arguments
 from samestep.world.processes import COMMAND, Patience, die_with_parent, kill, this_command
 
 Purpose = Literal["ranks", "reference", "tests"]
+PRELOAD_S = 60.0  # for a library; one that takes longer is imported by each rank itself
 SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the sockets of running servers
 
 
@@ -120,12 +121,12 @@ class ForkServer:
         return self._answers.popleft() if self._answers else None
 
     def _connected(self, process: ForkedWorker, deadline_s: float | None) -> bool:
-        """Connects to a forked server, once it listens. False where it has ended."""
-        patience = Patience(message("torch_is_being_imported"), self._place, deadline_s=deadline_s)
+        """Connects to a forked server, once it listens. False where it has ended, or takes too long: ranks then import
+        the library themselves, and what is wrong with it is told as of theirs."""
+        until = time.monotonic() + min(PRELOAD_S, deadline_s or PRELOAD_S)
         while not self._path.exists():
-            if process.poll() is not None:
+            if process.poll() is not None or time.monotonic() > until:
                 return False
-            patience.check()
             time.sleep(0.01)
         self._socket = connections.connect(self._path)
         self._in = self._out = self._socket.fileno()
@@ -207,14 +208,17 @@ def preload(*preloads: tuple[str, ...], deadline_s: float | None = None) -> None
     base = _servers.get(("ranks", ()))
     if base and base.is_ready(deadline_s):
         for modules in preloads:
-            if ("ranks", modules) not in _servers:
-                _servers["ranks", modules] = ForkServer("ranks", base=base, preloads=modules)
+            with suppress(OSError):  # the server has been killed
+                if ("ranks", modules) not in _servers:
+                    _servers["ranks", modules] = ForkServer("ranks", base=base, preloads=modules)
 
 
 def wait(deadline_s: float | None = None) -> None:
-    """Waits until all servers have imported what they fork with. Raises TrainingFailed as ForkServer.is_ready."""
-    for server in _servers.values():
-        server.is_ready(deadline_s)
+    """Waits until all servers have imported what they fork with, and ends those that have not. Raises TrainingFailed as
+    ForkServer.is_ready."""
+    for (purpose, preloads), server in [*_servers.items()]:
+        if not server.is_ready(deadline_s) and preloads:
+            _servers.pop((purpose, preloads)).close()
 
 
 def is_possible() -> bool:
@@ -237,7 +241,11 @@ def fork(
     """
     if SOCKETS in os.environ:
         start(purpose)
-    server = _servers.get((purpose, preloads)) or _servers.get((purpose, ()))
+    server = _servers.get((purpose, preloads))
+    if server and preloads and not server.is_ready(deadline_s):
+        _servers.pop((purpose, preloads)).close()
+        server = None
+    server = server or _servers.get((purpose, ()))
     if server is None or not server.is_ready(deadline_s):
         return None
     try:

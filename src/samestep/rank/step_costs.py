@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from samestep.rank import hardware
 from samestep.rank.threaded_group import active_turns
-from samestep.rank.traffic import Traffic, count_operation
+from samestep.rank.traffic import OPERATIONS, Traffic
 from samestep.records.costs import PeakMemory, StepCost
 from samestep.world import World
 from samestep.world.mesh import Mesh
@@ -44,6 +45,7 @@ class StepCosts:
         self._bubble: float | None = None
         self._began = 0.0
         self.cost: StepCost | None = None
+        self.peak_memory_bytes = 0  # of the steps before, as of hardware.peak_memory_bytes
 
     def register(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes in whose tensors are parameters, gradients and the optimizer's state."""
@@ -52,13 +54,17 @@ class StepCosts:
     def begin(self, done: int) -> None:
         """Notes that the step after `done` steps begins."""
         if done == self._steps:
+            self.peak_memory_bytes = hardware.peak_memory_bytes(self._world.device)  # before looking needs more
             _computing.seconds = 0.0
             _time_stages(self._world.device)
             self._began = time.perf_counter()
-        elif done == self._steps + 1 and self._model and self._optimizer and not _has_compiled():
-            self._memory = MemoryMode(self._model, self._optimizer)
-            self._traffic.begin()
-            self._memory.__enter__()  # type: ignore[no-untyped-call]
+        elif (
+            done == self._steps + 1 and self._model is not None and self._optimizer is not None and not _has_compiled()
+        ):
+            with suppress(Exception):  # of an optimizer of the job's own: looking must not end a training
+                self._memory = MemoryMode(self._model, self._optimizer, self._world.device, self._traffic)
+                self._traffic.begin()
+                self._memory.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, done: int) -> None:
         """Notes that step `done` has ended."""
@@ -67,10 +73,11 @@ class StepCosts:
             seconds, computing = time.perf_counter() - self._began, getattr(_computing, "seconds", None)
             _computing.seconds = None
             self._bubble = 1 - computing / seconds if computing and active_turns() is None else None
-        elif self._memory:
+        elif self._memory is not None:
             self._memory.__exit__(None, None, None)
             self._traffic.end()
-            self.cost = StepCost(self._memory.peak, dict(self._traffic.sent), self._bubble)
+            if not self._memory.failed:
+                self.cost = StepCost(self._memory.peak, dict(self._traffic.sent), self._bubble)
             self._memory = None
 
 
@@ -116,16 +123,21 @@ def _synchronize(device: str) -> None:
 
 
 class MemoryMode(TorchDispatchMode):
-    """Follows the tensors of a step. peak: what held the most bytes that there were at once.
+    """Follows the tensors of a step on a device. peak: what held the most bytes that there were at once.
 
-    A tensor counts while its storage lives, with the size that this has: FSDP empties storages that it keeps.
+    A tensor counts while its storage lives, with the size that this has: FSDP empties storages that it keeps. One that
+    was there before counts once it is written to, as a bucket of gradients, or sent; what is only read, as the rows of
+    which a batch is made, is not the step's. failed: whether an operation could not be followed.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: str, traffic: Traffic) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._traffic = model, optimizer, traffic
+        self._device = torch.device(device).type
+        self.failed = False
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}  # number -> storage, and its bytes
         self._numbers: dict[int, int] = {}  # the address of a storage's object -> its number
+        self._read_only: set[int] = set()  # numbers of storages from before the step
         self._next = self._total = self._largest = 0
         self._at_peak: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
@@ -139,14 +151,25 @@ class MemoryMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # of a DTensor's, for the operation on this rank's part, which comes here, too
-        if active_turns() is None:
-            count_operation(func, args)
-        result = func(*args, **kwargs or {})
-        for tensor in tree_leaves((result, args)):
-            if isinstance(tensor, Tensor):
+        kwargs = kwargs or {}
+        try:
+            if active_turns() is None:
+                self._traffic.count_operation(func, args)
+            for tensor in _tensors((args, kwargs)):
+                self._follow(tensor, read_only=True)
+        except Exception:
+            self.failed = True
+        result = func(*args, **kwargs)
+        try:
+            for tensor in _tensors(_written(func, args, kwargs)):
+                self._read_only -= {*self._follow(tensor)}
                 self._follow(tensor)
-        if self._total > self._largest:
-            self._take_peak()
+            for tensor in _tensors(result):
+                self._follow(tensor)
+            if self._total > self._largest:
+                self._take_peak()
+        except Exception:
+            self.failed = True
         return result
 
     def __exit__(self, *args: Any) -> None:
@@ -170,27 +193,36 @@ class MemoryMode(TorchDispatchMode):
     def _state(self) -> list[Tensor]:
         # ZeroRedundancyOptimizer keeps that of this rank's part in an optimizer of its own.
         state = getattr(self._optimizer, "optim", self._optimizer).state
-        return [leaf for leaf in tree_leaves([*state.values()]) if isinstance(leaf, Tensor)]
+        return _tensors([*state.values()])
 
     def _note(self, kind: str, tensors: list[Tensor]) -> None:
         numbers = {number for tensor in tensors for number in self._follow(tensor)}
         numbers = {number for number in numbers if self._kinds.setdefault(number, kind) == kind}
         self._held[kind] = max(self._held[kind], sum(self._live[number][1] for number in numbers))
 
-    def _follow(self, tensor: Tensor) -> list[int]:
-        return [self._number(storage) for storage in _storages(tensor)]
+    def _follow(self, tensor: Tensor, *, read_only: bool = False) -> list[int]:
+        """Returns the numbers of a tensor's storages on the device, and takes in their sizes. read_only: those that
+        nobody has seen were there before."""
+        if tensor.device.type != self._device:
+            return []
+        return [self._number(storage, read_only) for storage in _storages(tensor)]
 
-    def _number(self, storage: torch.UntypedStorage) -> int:
-        """Returns the number of a storage, and takes in its size."""
+    def _number(self, storage: torch.UntypedStorage, read_only: bool) -> int:
         number = self._numbers.get(id(storage), -1)
         if number not in self._live or self._live[number][0]() is not storage:
             number, self._next = self._next, self._next + 1
             self._numbers[id(storage)] = number
             self._live[number] = (weakref.ref(storage, lambda _: self._forget(number)), 0)
+            if read_only:
+                self._read_only.add(number)
+        if number not in self._read_only:
+            self._resize(number, storage)
+        return number
+
+    def _resize(self, number: int, storage: torch.UntypedStorage) -> None:
         reference, before = self._live[number]
         self._live[number] = (reference, storage.nbytes())
         self._total += storage.nbytes() - before
-        return number
 
     def _forget(self, number: int) -> None:
         _, size = self._live.pop(number)
@@ -199,15 +231,28 @@ class MemoryMode(TorchDispatchMode):
     def _take_peak(self) -> None:
         """Keeps what there is, where it is more than ever before. Looks again at each size: nobody says when FSDP
         empties a storage."""
-        sizes = {}
-        for number, (reference, before) in [*self._live.items()]:
+        for number, (reference, _) in [*self._live.items()]:
             storage = reference()
-            if storage is not None:
-                sizes[number] = storage.nbytes()
-                self._live[number] = (reference, sizes[number])
-                self._total += sizes[number] - before
+            if storage is not None and number not in self._read_only:
+                self._resize(number, storage)
         if self._total > self._largest:
-            self._largest, self._at_peak = self._total, sizes
+            self._largest = self._total
+            self._at_peak = {number: size for number, (_, size) in self._live.items()}
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns the arguments that an operation writes to; all of a collective's, which does not say."""
+    if operation._schema.name in OPERATIONS:
+        return [*args]
+    written = []
+    for place, argument in enumerate(operation._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[place] if place < len(args) else kwargs.get(argument.name))
+    return written
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:

@@ -2,7 +2,8 @@
 
 A collective counts as what a rank has to send at least, whatever the backend does. Of n bytes over g ranks an
 all-reduce sends 2 (g - 1) / g n, an all-gather (g - 1) times the rank's own part, a reduce-scatter (g - 1) times the
-part that it gets, an all-to-all (g - 1) / g n, as if it divided them evenly, a broadcast (g - 1) / g n, a send n.
+part that it gets, an all-to-all (g - 1) / g n, as if it divided them evenly, the root of a broadcast n, and the others
+what hands it on, a send n.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH, 2005.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.world.mesh import Mesh
 
-_counting = threading.local()  # .traffic: of the rank that this thread is, while it counts
+_counting = threading.local()  # .traffic: of the rank that this thread is, while it counts; of ranks that are threads
 
 
 class Traffic:
@@ -35,39 +36,38 @@ class Traffic:
         self.sent: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """Counts the collectives of this thread from now on."""
+        """Counts the collectives of this thread's rank from now on."""
         _counting.traffic = self
 
     def end(self) -> None:
         _counting.traffic = None
 
-    def add(self, sent_bytes: float, ranks: Sequence[int]) -> None:
-        """Adds bytes that were sent in a group of these ranks."""
+    def count_operation(self, operation: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
+        """Counts an operation of torch's, where it is a collective of ranks that are processes."""
+        counted = OPERATIONS.get(operation._schema.name)
+        if counted is None:
+            return
+        ranks = dist.get_process_group_ranks(_group(arguments))
+        root = None if counted.root is None else arguments[counted.root]
+        is_root = root is not None and ranks[root] == dist.get_rank()
+        self._add(counted.factor(len(ranks), is_root) * _bytes(arguments[counted.place]), ranks)
+
+    def count_threaded(self, collective: str, data: Any, ranks: Sequence[int], *, is_root: bool = False) -> None:
+        """Counts a collective of ranks that are threads. collective, data: of torch's threaded group."""
+        counted = THREADED.get(collective)
+        if counted:
+            counted_bytes = _bytes(data if counted.place is None else data[counted.place])
+            self._add(counted.factor(len(ranks), is_root) * counted_bytes, ranks)
+
+    def _add(self, sent_bytes: float, ranks: Sequence[int]) -> None:
         places = [self._mesh.coordinates(rank) for rank in ranks]
         axes = [axis for axis in self._mesh.sizes if len({place[axis] for place in places}) > 1]
         if axes:
             self.sent["×".join(axes)] += round(sent_bytes)
 
 
-def count_operation(operation: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
-    """Counts an operation of torch's, where it is a collective of ranks that are processes."""
-    traffic = active_traffic()
-    if traffic and (counted := OPERATIONS.get(operation._schema.name)):
-        ranks = dist.get_process_group_ranks(_group(arguments))
-        place, factor = counted
-        traffic.add(factor(len(ranks)) * _bytes(arguments[place]), ranks)
-
-
-def count_threaded(collective: str, data: Any, ranks: Sequence[int]) -> None:
-    """Counts a collective of ranks that are threads. collective, data: of torch's threaded group."""
-    traffic = active_traffic()
-    if traffic and (counted := THREADED.get(collective)):
-        place, factor = counted
-        traffic.add(factor(len(ranks)) * _bytes(data if place is None else data[place]), ranks)
-
-
 def active_traffic() -> Traffic | None:
-    """Returns what counts this thread's collectives."""
+    """Returns what counts the collectives of this thread's rank."""
     return getattr(_counting, "traffic", None)
 
 
@@ -84,67 +84,85 @@ def _bytes(values: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
-Factor = Callable[[int], float]  # of the ranks of a group
+Factor = Callable[[int, bool], float]  # of a group's ranks, and whether this one is the collective's root
 
 
-def both_ways(size: int) -> float:
+class Counted(NamedTuple):
+    """Which argument's bytes count, and how often. place: None: the only one. root: the argument that is the root's
+    place in the group; None: all ranks send alike."""
+
+    place: Any
+    factor: Factor
+    root: int | None = None
+
+
+def both_ways(size: int, is_root: bool) -> float:
     return 2 * (size - 1) / size
 
 
-def others(size: int) -> float:
+def others(size: int, is_root: bool) -> float:
     return size - 1
 
 
-def share(size: int) -> float:
+def share(size: int, is_root: bool) -> float:
     return (size - 1) / size
 
 
-def once(size: int) -> float:
+def once(size: int, is_root: bool) -> float:
     return 1.0
 
 
-# operator -> which argument's bytes count, and how often
-OPERATIONS: Mapping[str, tuple[int, Factor]] = {
-    "c10d::allreduce_": (0, both_ways),
-    "c10d::allreduce_coalesced_": (0, both_ways),
-    "c10d::allgather_": (1, others),
-    "c10d::_allgather_base_": (1, others),
-    "c10d::allgather_coalesced_": (1, others),
-    "c10d::allgather_into_tensor_coalesced_": (1, others),
-    "c10d::reduce_scatter_": (0, others),
-    "c10d::_reduce_scatter_base_": (0, others),
-    "c10d::reduce_scatter_tensor_coalesced_": (0, others),
-    "c10d::alltoall_": (1, share),
-    "c10d::alltoall_base_": (1, share),
-    "c10d::broadcast_": (0, share),
-    "c10d::reduce_": (0, share),
-    "c10d::gather_": (1, share),
-    "c10d::scatter_": (0, share),
-    "c10d::send": (0, once),
-    "_c10d_functional::all_reduce": (0, both_ways),
-    "_c10d_functional::all_reduce_": (0, both_ways),
-    "_c10d_functional::all_reduce_coalesced": (0, both_ways),
-    "_c10d_functional::all_reduce_coalesced_": (0, both_ways),
-    "_c10d_functional::all_gather_into_tensor": (0, others),
-    "_c10d_functional::all_gather_into_tensor_out": (0, others),
-    "_c10d_functional::all_gather_into_tensor_coalesced": (0, others),
-    "_c10d_functional::reduce_scatter_tensor": (0, share),
-    "_c10d_functional::reduce_scatter_tensor_out": (0, share),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": (0, share),
-    "_c10d_functional::all_to_all_single": (0, share),
-    "_c10d_functional::broadcast": (0, share),
-    "_c10d_functional::broadcast_": (0, share),
-    "_c10d_functional::isend": (0, once),
+def from_root(size: int, is_root: bool) -> float:
+    """The root sends all once; the others hand it on, but for the last one."""
+    return 1.0 if is_root else (size - 2) / (size - 1) if size > 1 else 0.0
+
+
+def to_root(size: int, is_root: bool) -> float:
+    return 0.0 if is_root else 1.0
+
+
+# By the names of torch's operators.
+OPERATIONS: Mapping[str, Counted] = {
+    "c10d::allreduce_": Counted(0, both_ways),
+    "c10d::allreduce_coalesced_": Counted(0, both_ways),
+    "c10d::allgather_": Counted(1, others),
+    "c10d::_allgather_base_": Counted(1, others),
+    "c10d::allgather_coalesced_": Counted(1, others),
+    "c10d::allgather_into_tensor_coalesced_": Counted(1, others),
+    "c10d::reduce_scatter_": Counted(0, others),
+    "c10d::_reduce_scatter_base_": Counted(0, others),
+    "c10d::reduce_scatter_tensor_coalesced_": Counted(0, others),
+    "c10d::alltoall_": Counted(1, share),
+    "c10d::alltoall_base_": Counted(1, share),
+    "c10d::broadcast_": Counted(0, from_root, 2),
+    "c10d::reduce_": Counted(0, to_root, 3),
+    "c10d::gather_": Counted(1, to_root, 3),
+    "c10d::scatter_": Counted(1, share),
+    "c10d::send": Counted(0, once),
+    "_c10d_functional::all_reduce": Counted(0, both_ways),
+    "_c10d_functional::all_reduce_": Counted(0, both_ways),
+    "_c10d_functional::all_reduce_coalesced": Counted(0, both_ways),
+    "_c10d_functional::all_reduce_coalesced_": Counted(0, both_ways),
+    "_c10d_functional::all_gather_into_tensor": Counted(0, others),
+    "_c10d_functional::all_gather_into_tensor_out": Counted(0, others),
+    "_c10d_functional::all_gather_into_tensor_coalesced": Counted(0, others),
+    "_c10d_functional::reduce_scatter_tensor": Counted(0, share),
+    "_c10d_functional::reduce_scatter_tensor_out": Counted(0, share),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": Counted(0, share),
+    "_c10d_functional::all_to_all_single": Counted(0, share),
+    "_c10d_functional::broadcast": Counted(0, from_root, 1),
+    "_c10d_functional::broadcast_": Counted(0, from_root, 1),
+    "_c10d_functional::isend": Counted(0, once),
 }
-# The same by the names of torch's threaded group, whose collectives get all in one; None: that is the argument.
-THREADED: Mapping[str, tuple[int | None, Factor]] = {
-    "AllReduce": (None, both_ways),
-    "Broadcast": (None, share),
-    "AllGather": (1, others),
-    "ReduceScatter": (0, others),
-    "AllToAll": (1, share),
-    "AllToAllBase": (1, share),
-    "Gather": (1, share),
-    "Scatter": (0, share),
-    "send": (None, once),
+# By those of torch's threaded group, whose collectives get all in one argument.
+THREADED: Mapping[str, Counted] = {
+    "AllReduce": Counted(None, both_ways),
+    "Broadcast": Counted(None, from_root),
+    "AllGather": Counted(1, others),
+    "ReduceScatter": Counted(0, others),
+    "AllToAll": Counted(1, share),
+    "AllToAllBase": Counted(1, share),
+    "Gather": Counted(1, to_root),
+    "Scatter": Counted(1, share),
+    "send": Counted(None, once),
 }

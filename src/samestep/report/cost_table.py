@@ -70,4 +70,4 @@ def _figures(cost: StepCost) -> tuple[str, ...]:
 
 
 def _mib(size: int) -> str:
-    return numbers.amount(size / 2**20)
+    return numbers.amount(size / 2**20) if size else numbers.MISSING

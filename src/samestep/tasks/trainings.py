@@ -41,7 +41,8 @@ def measure(plan: Plan, training: MeasureTask, job: Job, engine: Engine, world: 
     steps = training.steps + (LOOKED_AT if costs else 0)
     run = Run(job, world, steps, micro_batches=micro_batches, costs=costs)
     run_engine(engine, job, world, run, plan.engine_settings)
-    record = replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))
+    peak = costs.peak_memory_bytes if costs else hardware.peak_memory_bytes(world.device)
+    record = replace(run.observations(), peak_memory_bytes=peak)
     if costs is None:
         return record
     measured = slice(sum(step < training.steps for step in record.step_of))
