@@ -119,7 +119,6 @@ def train(
             step_one_by_one(optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.register(model, optimizer, scheduler=scheduler)
-        clip: Any = clip_whole_norm if world.mesh else clip_grad_norm_
         if sequence:
             entered.enter_context(sequence.on_chunks())
         for batch in run.batches():
@@ -131,7 +130,7 @@ def train(
                 if sequence:
                     sequence.sum_gradients()
                 if job.clip_norm is not None:
-                    clip(model.parameters(), job.clip_norm)
+                    (clip_whole_norm if world.mesh else clip_grad_norm_)(model.parameters(), job.clip_norm)
                 optimizer.step()
                 optimizer.zero_grad()
                 if job.moves_lr(batch):
