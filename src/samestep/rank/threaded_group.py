@@ -32,7 +32,7 @@ from torch.backends import cudnn
 from samestep.data.loader import GENERATORS
 from samestep.errors import TrainingFailed
 from samestep.message import Message, message
-from samestep.rank.traffic import active_traffic
+from samestep.rank.traffic import count_sent, count_threaded
 from samestep.world import RANK_VARIABLES, World
 from samestep.world.heartbeat import heartbeat
 
@@ -303,10 +303,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
         def join(self, rank: int, data: Any) -> Any:
             self._data[rank] = data
             self._count += 1
-            if traffic := active_traffic():
-                root = getattr(self._collective, "src", getattr(self._collective, "dst", None))
-                name = type(self._collective).__name__
-                traffic.count_threaded(name, data, self.ranks, is_root=rank == root)
+            count_threaded(self._collective, data, self.ranks, rank)
             if self._count == self._world_size:
                 turns.wait_for_gpus()
                 self._collective.work(self._data)
@@ -341,8 +338,7 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
         channel = channels[group.pg_name, group.rank(), to, tag]
-        if traffic := active_traffic():
-            traffic.count_threaded("send", tensors, dist.get_process_group_ranks(group))
+        count_sent(tensors, dist.get_process_group_ranks(group))
         channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
         turns.wait_for_gpus()
         channel.sends += 1

@@ -52,12 +52,11 @@ class Traffic:
         is_root = root is not None and ranks[root] == dist.get_rank()
         self._add(counted.factor(len(ranks), is_root) * _bytes(arguments[counted.place]), ranks)
 
-    def count_threaded(self, collective: str, data: Any, ranks: Sequence[int], *, is_root: bool = False) -> None:
-        """Counts a collective of ranks that are threads. collective, data: of torch's threaded group."""
-        counted = THREADED.get(collective)
-        if counted:
-            counted_bytes = _bytes(data if counted.place is None else data[counted.place])
-            self._add(counted.factor(len(ranks), is_root) * counted_bytes, ranks)
+    def count(self, name: str, data: Any, ranks: Sequence[int], *, is_root: bool = False) -> None:
+        """Counts a collective of ranks that are threads, by its name in torch's threaded group."""
+        if counted := THREADED.get(name):
+            sent_bytes = _bytes(data if counted.place is None else data[counted.place])
+            self._add(counted.factor(len(ranks), is_root) * sent_bytes, ranks)
 
     def _add(self, sent_bytes: float, ranks: Sequence[int]) -> None:
         places = [self._mesh.coordinates(rank) for rank in ranks]
@@ -66,7 +65,20 @@ class Traffic:
             self.sent["×".join(axes)] += round(sent_bytes)
 
 
-def active_traffic() -> Traffic | None:
+def count_threaded(collective: Any, data: Any, ranks: Sequence[int], place: int) -> None:
+    """Counts a collective of torch's threaded group for the rank of this thread. place: its own in the group."""
+    if traffic := _traffic():
+        root = getattr(collective, "src", getattr(collective, "dst", None))
+        traffic.count(type(collective).__name__, data, ranks, is_root=place == root)
+
+
+def count_sent(tensors: Sequence[Tensor], ranks: Sequence[int]) -> None:
+    """Counts what the rank of this thread sends to another of its group."""
+    if traffic := _traffic():
+        traffic.count("send", tensors, ranks)
+
+
+def _traffic() -> Traffic | None:
     """Returns what counts the collectives of this thread's rank."""
     return getattr(_counting, "traffic", None)
 

@@ -83,7 +83,7 @@ def table_of_costs(results: CompareResults) -> Table | None:
     title_of_table = text_of(message("heading_costs_of_a_step"))
     shape: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title_of_table, title_justify="left", title_style="", **shape)
-    table.add_column(text_of(message("heading_engine")).lower())
+    table.add_column(text_of(message("heading_engine")).lower(), overflow="fold")
     for heading in HEADINGS:
         table.add_column(text_of(heading), justify="right")
     for row in rows:

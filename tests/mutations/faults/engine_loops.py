@@ -103,7 +103,8 @@ MISTAKES = (
         "the norm of the rank's shards alone clipped",
         {
             "fsdp": (
-                "                    clip_grad_norm_(model.parameters(), job.clip_norm)\n",
+                "                    (clip_whole_norm if world.mesh else clip_grad_norm_)"
+                "(model.parameters(), job.clip_norm)\n",
                 "                    shards = [p.grad.to_local() for p in model.parameters() if p.grad is not None]\n"
                 "                    norm = torch.nn.utils.get_total_norm(shards)\n"
                 "                    for shard in shards:\n"
