@@ -31,7 +31,7 @@ MOE = (str(Path(__file__).parents[1] / "examples" / "moe.py"), "experts=64", "to
 
 @dataclass(frozen=True)
 class Case:
-    """One way to divide a model. mesh: of so many ranks. job: its name and its settings."""
+    """One way to divide a model. mesh: of so many ranks. job: its name and its settings; `layers`: a block a rank."""
 
     engine: str
     mesh: Callable[[int], str]
@@ -47,18 +47,20 @@ CASES = {
         (*GPT, "layers=2", "heads=32", "width=128", "global_batch=16"),
         fewest=4,
     ),
-    "pipeline": Case("pipeline", "stage={}".format, (*GPT, "layers=64", "heads=2", "width=16", "global_batch=128")),
+    "pipeline": Case(
+        "pipeline", "stage={}".format, (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=128")
+    ),
     "context": Case("context", "sequence={}".format, (*GPT, "layers=2", "heads=4", "width=128", "global_batch=16")),
     "expert": Case("expert", "expert={}".format, MOE),
 }
 
 
-def words(case: Case, mesh: str, data: Path) -> list[str]:
+def words(case: Case, ranks: int, data: Path) -> list[str]:
     """Returns the arguments that name the job, the engine and its mesh."""
-    name, *settings = case.job
+    name, *settings = (word.format(layers=max(ranks, 4)) for word in case.job)
     settings += [f"data={data}"] if name == "charlm" else []
     named = [word for setting in settings for word in ("--set", setting)]
-    return [name, *named, "--engine", case.engine, "--mesh", mesh]
+    return [name, *named, "--engine", case.engine, "--mesh", case.mesh(ranks)]
 
 
 def ran(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,7 +83,7 @@ def ran(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def proof(name: str, ranks: int, ranks_as: str, data: Path) -> dict[str, Any]:
     """Runs one proof, and returns its row."""
     mesh = CASES[name].mesh(ranks)
-    took, results = ran(["verify", *words(CASES[name], mesh, data), "--as", ranks_as, "--quick"])
+    took, results = ran(["verify", *words(CASES[name], ranks, data), "--as", ranks_as, "--quick"])
     row = {"case": name, "ranks": ranks, "mesh": mesh, "as": ranks_as, **took}
     for found in results.get("engines", ()):
         row |= {key: found[key] for key in ("verdict", "bitwise", "max_difference", "bound")}
@@ -92,7 +94,7 @@ def costs(name: str, ranks: int, data: Path) -> dict[str, Any]:
     """Measures one case as processes, and returns its row."""
     mesh = CASES[name].mesh(ranks)
     measured = ["--rounds", "1", "--warmup-steps", "1", "--measured-steps", "2", "--launcher", "fork", "--quick"]
-    took, results = ran(["compare", *words(CASES[name], mesh, data), *measured])
+    took, results = ran(["compare", *words(CASES[name], ranks, data), *measured])
     rows = [row for row in results.get("engines", ()) if row["engine"] == CASES[name].engine]
     return {"case": name, "ranks": ranks, "mesh": mesh, **took, "costs": rows[0]["costs"] if rows else []}
 
