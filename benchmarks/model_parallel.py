@@ -26,7 +26,7 @@ from typing import Any
 AS_PROCESSES = (2, 4)
 COSTS_AT = (4, 8)
 GPT = ("charlm", "limit=2000", "length=64")
-MOE = (str(Path(__file__).parents[1] / "examples" / "moe.py"), "experts=64", "top=2")
+MOE = (str(Path(__file__).parents[1] / "examples" / "moe.py"), "experts=64", "batch_size=128")
 
 
 @dataclass(frozen=True)
