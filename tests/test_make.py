@@ -47,7 +47,8 @@ def test_the_demo(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     # A command to paste is not broken.
     assert max(len(line) for line in lines if "pip install" not in line) <= 100, done.stdout
-    rows = {row.split()[0]: row for row in lines if row.strip()}
+    # The second table begins with the same names.
+    rows = {row.split()[0]: row for row in reversed(lines) if row.strip()}
     for name in ("single", "ddp", "fsdp", "zero"):  # those that need no more than torch
         # Of one round there is no interval.
         assert re.search(r"same step.* [\d,]+ +– +\d\.\d\d ", rows[name]), rows[name]

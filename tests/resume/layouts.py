@@ -59,7 +59,7 @@ FAULTS = [
     LayoutFault(
         "a part of a split weight gets the optimizer's state of the first part",
         STATE,
-        "block = saved.tensor(value, offset, shape)",
+        "block = stored_block(saved, value, parameter, order)",
         "block = saved.tensor(value, (0,) * len(offset), shape)",
         "fsdp shard=2,tensor=2",
         "exp_avg",
@@ -67,7 +67,8 @@ FAULTS = [
     LayoutFault(
         "a part of a split weight gets the average of the first part",
         STATE,
-        'average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))',
+        'average.copy_(stored_block(saved, saved.state["ema"][name], parameter, orders.get(name)))',
+        "shape, offset = place_of(parameter); "
         'average.copy_(saved.tensor(saved.state["ema"][name], (0,) * len(offset), shape))',
         "fsdp shard=2,tensor=2",
         "averages",
