@@ -300,8 +300,17 @@ def eject(options: EjectOptions) -> int:
     size = options.nproc or (mesh.size if mesh else 2)
     if mesh:
         mesh.check_ranks(size)
-    asked = EjectQuestion(str(options.job), settings[0], options.engine, settings[1], size, file, str(mesh or ""))
-    text = ask_script(asked)
+    text = ask_script(
+        EjectQuestion(
+            job=str(options.job),
+            settings=settings[0],
+            engine=options.engine,
+            engine_settings=settings[1],
+            size=size,
+            file=file,
+            mesh=str(mesh or ""),
+        )
+    )
     if to is None:
         print(text, end="")
         return 0

@@ -216,9 +216,19 @@ def preload(*preloads: tuple[str, ...], deadline_s: float | None = None) -> None
 def wait(deadline_s: float | None = None) -> None:
     """Waits until all servers have imported what they fork with, and ends those that have not. Raises TrainingFailed as
     ForkServer.is_ready."""
-    for (purpose, preloads), server in [*_servers.items()]:
-        if not server.is_ready(deadline_s) and preloads:
-            _servers.pop((purpose, preloads)).close()
+    for purpose, preloads in [*_servers]:
+        _ready(purpose, preloads, deadline_s)
+
+
+def _ready(purpose: Purpose, preloads: tuple[str, ...], deadline_s: float | None) -> ForkServer | None:
+    """Returns a server once it has imported what it forks with; None where it has not. One that `preloads` kept from it
+    is ended, so that ranks which import these themselves have the machine."""
+    server = _servers.get((purpose, preloads))
+    if server is None or server.is_ready(deadline_s):
+        return server
+    if preloads:
+        _servers.pop((purpose, preloads)).close()
+    return None
 
 
 def is_possible() -> bool:
@@ -241,12 +251,8 @@ def fork(
     """
     if SOCKETS in os.environ:
         start(purpose)
-    server = _servers.get((purpose, preloads))
-    if server and preloads and not server.is_ready(deadline_s):
-        _servers.pop((purpose, preloads)).close()
-        server = None
-    server = server or _servers.get((purpose, ()))
-    if server is None or not server.is_ready(deadline_s):
+    server = _ready(purpose, preloads, deadline_s) or _ready(purpose, (), deadline_s)
+    if server is None:
         return None
     try:
         return server.fork(arguments, environment, output)

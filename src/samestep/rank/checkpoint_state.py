@@ -347,12 +347,10 @@ def copy_block(saved: Saved, stored: Stored, tensor: Tensor, order: Tensor | Non
 def stored_block(saved: Saved, stored: Stored, like: Tensor, order: Tensor | None) -> Tensor:
     """Returns the block of a stored tensor that this rank has of `like`."""
     shape, offset = place_of(like)
-    blocks = [
-        saved.tensor(stored, (rows.in_whole, *offset[1:]), (rows.number, *shape[1:]))
-        for rows in pieces_of_block(order, shape, offset)
-        if order is not None
-    ]
-    return torch.cat(blocks) if blocks else saved.tensor(stored, offset, shape)
+    if order is None or not shape[0]:
+        return saved.tensor(stored, offset, shape)
+    pieces = pieces_of_block(order, shape, offset)
+    return torch.cat([saved.tensor(stored, (rows.in_whole, *offset[1:]), (rows.number, *shape[1:])) for rows in pieces])
 
 
 def load_state(

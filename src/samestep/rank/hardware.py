@@ -86,6 +86,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
+def synchronize(device: str) -> None:
+    """Waits until a GPU has computed what was queued; on a CPU for nothing."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
 def peak_memory_bytes(device: str) -> int:
     """Returns the peak memory of this process so far, in bytes: the GPU's, or the machine's (resident set)."""
     if device != "cpu":

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from samestep.errors import NotFinite, say
 from samestep.message import message
+from samestep.rank import hardware
 from samestep.records.plan import TRACES
 from samestep.world import World
 
@@ -120,8 +121,7 @@ class Meter:
 
     def flush(self) -> None:
         """Waits for the device and reads the remaining losses. Raises NotFinite when a loss is not finite."""
-        if self._cuda:
-            torch.cuda.synchronize(self.device)
+        hardware.synchronize(self.device)
         self._read(self._count)
 
     def finish(self) -> list[float]:
@@ -178,7 +178,7 @@ class StepProfile:
             return
         if self._profile is None:
             gpus = [ProfilerActivity.CUDA] if self._world.device != "cpu" else []
-            self._synchronize()
+            hardware.synchronize(self._world.device)
             self._profile = profile(activities=[ProfilerActivity.CPU, *gpus])
             self._profile.start()
             meter.resume()
@@ -202,7 +202,7 @@ class StepProfile:
         if self._range:  # of a step that was not taken
             self._range.__exit__(None, None, None)
             self._range = None
-        self._synchronize()
+        hardware.synchronize(self._world.device)
         self._profile.stop()
         running, self._profile = self._profile, None
         path = self._folder / f"steps{self._seen[0]}-{self._seen[-1]}-rank{self._world.rank}.json.gz"
@@ -211,7 +211,3 @@ class StepProfile:
             running.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
             say(message("trace_not_written", path=path, error=str(error)))
-
-    def _synchronize(self) -> None:
-        if self._world.device != "cpu":
-            torch.cuda.synchronize(self._world.device)

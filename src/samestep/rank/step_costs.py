@@ -69,7 +69,7 @@ class StepCosts:
     def end(self, done: int) -> None:
         """Notes that step `done` has ended."""
         if done == self._steps + 1:
-            _synchronize(self._world.device)
+            hardware.synchronize(self._world.device)
             seconds, computing = time.perf_counter() - self._began, getattr(_computing, "seconds", None)
             _computing.seconds = None
             self._bubble = 1 - computing / seconds if computing and active_turns() is None else None
@@ -110,16 +110,11 @@ def _timed(method: Callable[..., Any], device: str) -> Callable[..., Any]:
             return method(*args, **kwargs)
         began = time.perf_counter()
         result = method(*args, **kwargs)
-        _synchronize(device)
+        hardware.synchronize(device)
         _computing.seconds += time.perf_counter() - began
         return result
 
     return timed
-
-
-def _synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
 
 
 class MemoryMode(TorchDispatchMode):

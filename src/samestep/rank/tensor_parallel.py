@@ -60,12 +60,17 @@ def split_by_plan(
         layer = model.get_submodule(name)
         if style in OUTPUTS and OUTPUTS[style] > 1:
             order_rows(layer, OUTPUTS[style], ranks.size())  # of its outputs each rank has a part
-        attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
-        parallelize_module(layer, ranks, style_of(style, layer, dims.get(name)))
-        for of, parameter in layer.named_parameters():
-            vars(parameter).update(attributes[of])
+        split_layer(layer, ranks, style_of(style, layer, dims.get(name)))
         if name in changed:  # torch's output is a view, which autograd lets nothing change in place
             layer.register_forward_hook(lambda layer, inputs, output: output.clone())
+
+
+def split_layer(layer: nn.Module, ranks: DeviceMesh, style: ParallelStyle) -> None:
+    """Splits a layer. Its parameters keep the attributes that the job has set, by which it may choose their groups."""
+    attributes = {name: vars(parameter) for name, parameter in layer.named_parameters()}
+    parallelize_module(layer, ranks, style)
+    for name, parameter in layer.named_parameters():
+        vars(parameter).update(attributes[name])
 
 
 def split_output(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
@@ -73,10 +78,7 @@ def split_output(model: nn.Module, job: Job, ranks: DeviceMesh) -> None:
     device = str(next(model.parameters()).device)
     output = output_layer(job, division_of(job, ranks.size(), device).plan, ranks.size(), device)
     layer = model.get_submodule(output.name)
-    attributes = {of: vars(parameter) for of, parameter in layer.named_parameters()}  # by which groups are chosen
-    parallelize_module(layer, ranks, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
-    for of, parameter in layer.named_parameters():
-        vars(parameter).update(attributes[of])
+    split_layer(layer, ranks, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
     if output.tied:
         embedding = model.get_submodule(output.tied)
         parallelize_module(embedding, ranks, style_of(ROWWISE, embedding))

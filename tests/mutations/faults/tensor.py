@@ -65,14 +65,14 @@ FAULTS_FUSED = (
     fault(
         "the rows of other heads' keys",
         SPLIT,
-        "        attributes = {of",
+        "        split_layer(layer,",
         "            heads = layer.out_features // OUTPUTS[style] // ranks.size()\n"
         "            wrong = [*range(heads), *range(heads, 2 * heads), *range(2 * heads, 3 * heads)]\n"
         "            wrong[heads : 2 * heads] = range(4 * heads, 5 * heads)\n"
         "            wrong += [*range(3 * heads, 4 * heads), *range(heads, 2 * heads), *range(5 * heads, 6 * heads)]\n"
         "            for parameter in layer.parameters():\n"
         "                parameter.data = parameter.data[torch.tensor(wrong)]\n"
-        "        attributes = {of",
+        "        split_layer(layer,",
         ("initial weights",),
         jobs=FUSED,
     ),
