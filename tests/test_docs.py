@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from rich.console import Console
 from budget import budget, deadline
 from command import samestep
 from samestep import report
-from samestep.records.files import from_json
-from samestep.records.results import CompareResults
+from samestep.records.results import CompareResults, read_results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -89,20 +87,10 @@ def test_a_translated_page_says_the_same(name: str) -> None:
     assert figures[0] == figures[1]
 
 
-def _said(sentence: str | None) -> object:
-    return {"id": "as_said", "fields": {"text": sentence}} if sentence else None
-
-
 def test_the_readmes_table_is_that_of_its_record() -> None:
-    (folder,) = set(re.findall(r"results/digits[^/)`]+", (ROOT / "README.md").read_text()))
-    results = json.loads((ROOT / folder / "results.json").read_text())
-    for row in results["engines"]:  # of schema 6, whose reasons and notes were sentences
-        row["monitor"] = row.pop("usage", None)
-        row |= {"reason": _said(row["reason"]), "notes": list(map(_said, row["notes"]))}
-    answer = results["same_as_one_process"]
-    answer |= {name: _said(answer[name]) for name in ("reason", "advice")}
+    (folder,) = set(re.findall(r"results/demo[^/)`]+", (ROOT / "README.md").read_text()))
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(report.table(from_json(CompareResults, results)))
+    console.print(report.table(read_results(CompareResults, ROOT / folder)))
     shown = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]  # type: ignore[attr-defined]
     assert "\n".join(shown) in (ROOT / "README.md").read_text()
 
