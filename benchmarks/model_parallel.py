@@ -26,7 +26,8 @@ from typing import Any
 AS_PROCESSES = (2, 4)
 COSTS_AT = (4, 8)
 GPT = ("charlm", "limit=2000", "length=64")
-MOE = (str(Path(__file__).parents[1] / "examples" / "moe.py"), "experts=64", "batch_size=128")
+MOE = ("examples/moe.py", "experts=64", "batch_size=128")
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,15 @@ def words(case: Case, ranks: int, data: Path) -> list[str]:
     return [name, *named, "--engine", case.engine, "--mesh", case.mesh(ranks)]
 
 
-def ran(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs a command. Returns what it took, and its results; {} where it has none."""
+def ran(arguments: Sequence[str], data: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs a command. Returns what it took, and its results; {} where it has none. data: TEXT in what is kept."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "samestep", *arguments, "--json", "--out", f"{folder}/out"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     took = {
-        "command": " ".join(arguments),
+        "command": " ".join(arguments).replace(str(data), "TEXT"),
         "exit": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
@@ -83,7 +84,7 @@ def ran(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def proof(name: str, ranks: int, ranks_as: str, data: Path) -> dict[str, Any]:
     """Runs one proof, and returns its row."""
     mesh = CASES[name].mesh(ranks)
-    took, results = ran(["verify", *words(CASES[name], ranks, data), "--as", ranks_as, "--quick"])
+    took, results = ran(["verify", *words(CASES[name], ranks, data), "--as", ranks_as, "--quick"], data)
     row = {"case": name, "ranks": ranks, "mesh": mesh, "as": ranks_as, **took}
     for found in results.get("engines", ()):
         row |= {key: found[key] for key in ("verdict", "bitwise", "max_difference", "bound")}
@@ -94,7 +95,7 @@ def costs(name: str, ranks: int, data: Path) -> dict[str, Any]:
     """Measures one case as processes, and returns its row."""
     mesh = CASES[name].mesh(ranks)
     measured = ["--rounds", "1", "--warmup-steps", "1", "--measured-steps", "2", "--launcher", "fork", "--quick"]
-    took, results = ran(["compare", *words(CASES[name], ranks, data), *measured])
+    took, results = ran(["compare", *words(CASES[name], ranks, data), *measured], data)
     rows = [row for row in results.get("engines", ()) if row["engine"] == CASES[name].engine]
     return {"case": name, "ranks": ranks, "mesh": mesh, **took, "costs": rows[0]["costs"] if rows else []}
 

@@ -42,6 +42,10 @@ def reference_rank() -> Iterator[Ranks]:
         pytest.param("stage=4", "GPipe", False, marks=FULL),
         pytest.param("data=2,stage=2", "1F1B", True, marks=FULL),
         pytest.param("data=2", "1F1B", False, marks=FULL),
+        pytest.param("stage=2,shard=2", "1F1B", True, marks=CHECK),
+        pytest.param("stage=2,shard=2", "ZBVZeroBubble", False, marks=FULL),
+        pytest.param("stage=2,shard=2", "Interleaved1F1B", False, marks=FULL),
+        pytest.param("stage=2,data=2,shard=2", "GPipe", False, marks=FULL),
     ],
 )
 def test_it_takes_the_step_of_one_process(mesh: str, schedule: str, complete: bool, reference_rank: Ranks) -> None:

@@ -2,12 +2,13 @@
 
     samestep verify my_job.py --engine pipeline --nproc 2
     samestep run my_job.py --engine pipeline --mesh data=2,stage=2 --set-engine schedule=ZBVZeroBubble
+    samestep run my_job.py --engine pipeline --mesh stage=2,shard=2   # each stage is sharded over two ranks, by FSDP2
 
 With which modules the stages begin: Job(parallel={"blocks.2": "stage"}), or as many of the model's repeated blocks for
 each; rank/stage_plan.py tries either in one process before any rank starts. A step has at least `microbatches`
 micro-batches, which are the job's own: 0 is two for each rank of a replica. Replicas (`data`) average their gradients
 after the schedule, by hand: DDP around a stage leaves gradients out under a zero-bubble schedule, without an error
-(https://github.com/pytorch/pytorch/issues/144530).
+(https://github.com/pytorch/pytorch/issues/144530). Those of `shard` have their stages sharded: rank/sharded_stages.py.
 Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
 
@@ -27,7 +28,7 @@ from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients, clip_divided_norm
-from samestep.rank.shards import full_state_dict
+from samestep.rank.shards import NOT_ON_SHARDS, block_of, full_state_dict, is_shard
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 from samestep.training import Run
 from samestep.world import World
@@ -48,6 +49,7 @@ def layout(world: World, *, schedule: str, microbatches: int, stages_per_rank: i
         lone_batchnorm=True,
         no_phases=True,
         micro_batches=microbatches or 2 * mesh_of(world).stage,
+        no_optimizers=NOT_ON_SHARDS if mesh_of(world).shard > 1 else {},
     )
 
 
@@ -71,19 +73,17 @@ def train(
     job: Job, world: World, run: Run, *, schedule: str = "1F1B", microbatches: int = 0, stages_per_rank: int = 2
 ) -> State:
     from samestep.rank.pipeline_stages import DividedModel, Pipeline  # torch.distributed.pipelining takes a second
+    from samestep.rank.sharded_stages import shard_stages
 
     with process_group(world):
-        ranks = device_mesh(world, ("stage", "data"))
-        stages, replicas = ranks["stage"].get_group(), ranks["data"].get_group()
+        ranks = device_mesh(world, ("stage", "data", "shard"))
+        stages = ranks["stage"].get_group()
         rank_of = ranks_of_stages(schedule, ranks["stage"].size(), stages_per_rank)
         plan = stage_plan(job, len(rank_of), world.device)
         model: nn.Module = job.model().to(world.device)
         divided = DividedModel(model, plan, rank_of, place=ranks["stage"].get_local_rank(), device=world.device)
         divided.gather_state(stages)
-        copies = groups_of_copies(divided, ranks.mesh)
-        optimizer = job.optimizer.build(model)
-        scheduler = job.lr_scheduler(optimizer)
-        run.register(model, optimizer, scheduler=scheduler)
+        copies = groups_of_copies(divided, ranks.mesh.flatten(1))
         pipeline = Pipeline(
             divided,
             run.mean_loss,
@@ -92,6 +92,13 @@ def train(
             micro_batches=run.schedule.micro_batches,
             group=stages,
         )
+        if ranks["shard"].size() > 1:
+            shard_stages(
+                divided, pipeline.modules, ranks["data", "shard"] if ranks["data"].size() > 1 else ranks["shard"]
+            )
+        optimizer = job.optimizer.build(model)  # after sharding: of the shards
+        scheduler = job.lr_scheduler(optimizer)
+        run.register(model, optimizer, scheduler=scheduler)
         step: list[Batch] = []
         for batch in run.batches():
             step.append(batch)
@@ -100,7 +107,9 @@ def train(
                 for micro_batch, loss in zip(step, losses):
                     run.note_loss(micro_batch, loss)
                 sum_copies(divided, copies)
-                average_gradients(model.parameters(), replicas)
+                for axis in ("data", "shard"):  # FSDP has averaged those of shards
+                    whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]
+                    average_gradients(whole, ranks[axis].get_group())
                 if job.clip_norm is not None:
                     counted, device = divided.owned(), world.device
                     clip_divided_norm(model.parameters(), job.clip_norm, counted=counted, group=stages, device=device)
@@ -116,7 +125,7 @@ def train(
 def groups_of_copies(divided: DividedModel, ranks: Tensor) -> dict[str, dist.ProcessGroup]:
     """Returns the name of each tied parameter that has copies on several ranks -> the group of these ranks.
 
-    ranks: shape [stage, data]
+    ranks: shape [stage, replicas]
     """
     groups: dict[str, dist.ProcessGroup] = {}
     for replica in ranks.T.tolist():
@@ -135,7 +144,7 @@ def sum_copies(divided: DividedModel, groups: Mapping[str, dist.ProcessGroup]) -
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
+            dist.all_reduce(block_of(parameter.grad), group=group)
 
 
 ENGINE = Engine(
@@ -144,5 +153,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
     checks=Checks(divides=divides, cannot_skip=message("pipeline_cannot_skip_steps")),
-    axes=("stage", "data"),
+    axes=("stage", "data", "shard"),
 )

@@ -200,10 +200,14 @@ class TrainingState:
 
         parameter: whose state it is; None: it is one itself.
         """
+        divided = divided_along(tensor if parameter is None else parameter)
         if not is_shard(tensor):
             is_here = not (isinstance(tensor, Tensor) and tensor.is_meta)
-            return is_here and self.world.begins_copies(divided_along(tensor if parameter is None else parameter))
-        if 0 not in tensor.device_mesh.mesh:  # of another replica, whose tensors are sharded among its own ranks
+            return is_here and self.world.begins_copies(divided)
+        if divided:  # the ranks of another stage have parameters of their own, which they shard
+            if not self.world.begins_copies({*divided, *tensor.device_mesh.mesh_dim_names}):
+                return False
+        elif 0 not in tensor.device_mesh.mesh:  # of another replica, whose tensors are sharded among its own ranks
             return False
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
         return not any(

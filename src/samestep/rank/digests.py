@@ -91,14 +91,13 @@ def copied_parameters(model: nn.Module, world: World) -> dict[int, dict[str, Ten
 def divided_at(parameter: Any, world: World) -> dict[str, int]:
     """Returns the axes along which ranks have different parts of a parameter, or different ones -> this rank's place
     there."""
-    if axes := divided_along(parameter):
-        places = world.mesh.coordinates(world.rank) if world.mesh else {}
-        return {axis: place for axis, place in places.items() if axis in axes}
+    places = world.mesh.coordinates(world.rank) if world.mesh else {}
+    divided = {axis: place for axis, place in places.items() if axis in divided_along(parameter)}
     if not is_shard(parameter):
-        return {}
+        return divided
     mesh = parameter.device_mesh
     of_axes = zip(mesh.mesh_dim_names or (), parameter.placements, mesh.get_coordinate() or ())
-    return {axis: place for axis, placement, place in of_axes if not placement.is_replicate()}
+    return divided | {axis: place for axis, placement, place in of_axes if not placement.is_replicate()}
 
 
 def places(world: World) -> int:

@@ -24,6 +24,7 @@ from samestep.rank.expert_exchange import Exchange, TwoPasses
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, is_close, tried, without_compiling
 from samestep.rank.step import default_generator, keep_state
+from samestep.rank.threaded_group import alike_on_ranks
 
 ROWS = 4  # of the batch on which experts are looked for
 SEED = 11
@@ -70,6 +71,7 @@ class ExpertPlan:
         )
 
 
+@alike_on_ranks
 def expert_plan(job: Job, ranks: int, device: str = "cpu") -> ExpertPlan:
     """Returns which experts of the job's model `ranks` ranks divide. Raises Refused where there are none, or where they
     cannot be divided."""

@@ -153,7 +153,8 @@ class Pipeline:
     ) -> None:
         self.divided, self.device = divided, divided.device
         self._output, self._name, self._micro_batches, self._group = output, schedule, micro_batches, group
-        self._modules = {stage: StageModule(divided, stage, mean_loss) for stage in divided.stages}
+        self.modules = [StageModule(divided, stage, mean_loss) for stage in divided.stages]
+        self._modules = {module.stage: module for module in self.modules}
         self._sizes: list[list[tuple[int, torch.dtype]]] = []  # of what is sent at each cut
         self._known: set[str] = set()
         self._schedule: Any = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from samestep.rank.shards import block_of
+from samestep.rank.shards import block_of, is_shard
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], replicas: dist.ProcessGroup) -> None:
@@ -53,10 +54,18 @@ def clip_divided_norm(
     parameters: of this rank. counted: those of them that no other rank of the group counts.
     """
     clipped = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm([parameter.grad for parameter in counted if parameter.grad is not None])
-    # float64: where a rank counts nothing, torch's norm is float32, whichever the others' is.
-    squared = norm.to(device, torch.float64) ** 2
+    squared = torch.zeros((), dtype=torch.float64, device=device)
+    for gradients in _apart([parameter.grad for parameter in counted if parameter.grad is not None]):
+        norm: Any = get_total_norm(gradients)
+        # float64: where a rank counts nothing, torch's norm is float32, whichever the others' is.
+        squared += (norm.full_tensor() if is_shard(norm) else norm).to(device, torch.float64) ** 2
     dist.all_reduce(squared, group=group)
-    if clipped:
-        dtype = reduce(torch.promote_types, {parameter.dtype for parameter in clipped})
-        clip_grads_with_norm_(clipped, max_norm, squared.sqrt().to(dtype))
+    for parts in _apart(clipped):
+        dtype = reduce(torch.promote_types, {parameter.dtype for parameter in parts})
+        clip_grads_with_norm_(parts, max_norm, squared.sqrt().to(dtype))
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Returns shards and whole tensors in lists of their own: torch's norms take none of both. No list is empty."""
+    kinds = ([t for t in tensors if is_shard(t)], [t for t in tensors if not is_shard(t)])
+    return [kind for kind in kinds if kind]

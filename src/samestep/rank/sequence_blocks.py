@@ -40,6 +40,7 @@ from samestep.rank.plan_trial import (
     without_fast_path,
 )
 from samestep.rank.step import default_generator, keep_state
+from samestep.rank.threaded_group import alike_on_ranks
 
 ROWS = 3  # of the batch on which modules are tried
 CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large
@@ -553,6 +554,7 @@ class SequencePlan:
         )
 
 
+@alike_on_ranks
 def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> SequencePlan:
     """Returns how `ranks` ranks divide the sequences of a job's model. how: 'gather', 'ulysses' or 'ring'. Raises
     Refused where they cannot."""

@@ -35,10 +35,12 @@ from samestep.rank.sequence_blocks import (
 )
 from samestep.rank.shards import block_of, is_shard
 from samestep.rank.tensor_plan import CLOSE, OUTPUTS, ROWS, ROWWISE, Plan, Trial, narrowed
+from samestep.rank.threaded_group import alike_on_ranks
 
 _close = partial(is_close, tolerance=CLOSE)
 
 
+@alike_on_ranks
 def sequence_parallel_plan(job: Job, plan: Plan, ranks: int, device: str = "cpu") -> SequencePlan:
     """Returns the blocks in which `ranks` ranks have a chunk of the positions each. plan: which layers they split.
     Raises Refused where the model has none, or its length does not divide."""

@@ -84,7 +84,10 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
     def gather(module: nn.Module, state: StateDict, prefix: str, metadata: Any) -> None:
         for name, tensor in state.items():
             if isinstance(tensor, Tensor) and name in owners:
-                whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().contiguous()
+                if tensor.is_meta:
+                    whole = torch.empty_like(tensor, device=device)
+                else:  # a shard is gathered by the ranks that have the others
+                    whole = (tensor.full_tensor() if is_shard(tensor) else tensor).detach().contiguous()
                 dist.broadcast(whole, group=group, group_src=owners[name])
                 state[name] = whole
 

@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from samestep.errors import Refused
 from samestep.message import message
+from samestep.rank.absent_modules import META, AbsentModules, Outputs
 from samestep.rank.job_errors import error_line
+from samestep.rank.shards import is_shard
 
-META = torch.device("meta")
 DEVICE_OF: Any = Tensor.device.__get__
 
 
@@ -79,7 +80,8 @@ class StageForward:
 
     number: the stage's. begins, ends: the names of the modules with which this stage and the next one begin; None:
     there is no stage before, or after. received: which of the leaves that `begins` is called with come from the stage
-    before; None: all that are absent, which are noted here.
+    before; None: all that are absent, which are noted here. outputs: what modules of stages before have returned, in
+    other passes of the same model.
     """
 
     def __init__(
@@ -91,9 +93,12 @@ class StageForward:
         *,
         device: str,
         received: Sequence[int] | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         self.model, self.number, self.begins, self.ends = model, number, begins, ends
         self.device, self.received = device, received
+        self._before: AbsentModules | None = None  # the modules of the stages before
+        self._outputs: Outputs = {} if outputs is None else outputs
 
     def run(self, forward: Callable[[], Any], receive: Callable[[dict[int, Tensor]], dict[int, Tensor]]) -> Any:
         """Calls `forward`, which calls the model. Returns what it returns; raises StageOutput where the stage ends.
@@ -129,6 +134,8 @@ class StageForward:
                 stack.callback(first.register_forward_hook(leave).remove)
                 stack.enter_context(unchecked)
                 stack.enter_context(absent)
+                self._before = self._before or AbsentModules(self.model, self.begins, self._outputs)
+                stack.enter_context(self._before.remembered())
             if self.ends is not None:
                 after = self.model.get_submodule(self.ends)
                 stack.callback(after.register_forward_pre_hook(end, prepend=True, with_kwargs=True).remove)
@@ -220,7 +227,9 @@ def absent_tensors(model: nn.Module, keeps: Callable[[Tensor], bool]) -> list[Ab
                 if tensor is None or tensor.is_meta or keeps(tensor):
                     continue
                 if id(tensor) not in of_tensor:
-                    like: Tensor = tensor.detach().to(META)
+                    # Of a shard the whole tensor is absent, too.
+                    like = torch.empty(tensor.shape, dtype=tensor.dtype, device=META) if is_shard(tensor) else tensor
+                    like = like.detach().to(META)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     of_tensor[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
                 absent.append((tensors, name, of_tensor[id(tensor)]))

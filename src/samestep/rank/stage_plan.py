@@ -28,10 +28,12 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
+from samestep.rank.absent_modules import Outputs
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
 from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
 from samestep.rank.step import default_generator
+from samestep.rank.threaded_group import alike_on_ranks
 
 STAGE = "stage"  # in Job.parallel: a stage begins with this module
 # schedule of torch.distributed.pipelining -> the stages of a rank: 'one', 'v' (the first and the last, the second and
@@ -129,6 +131,7 @@ def check_micro_batches(job: Job, schedule: str, rank_of: Sequence[int], *, repl
         raise Refused(message("micro_batches_do_not_divide", **fields))
 
 
+@alike_on_ranks
 def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
     """Returns where `stages` stages of the job's model begin. Raises Refused, or UserError for a mistake in
     Job.parallel, where the model cannot be divided so."""
@@ -317,6 +320,7 @@ class Trial:
         cuts, models, joints = list[Cut](), list[nn.Module](), list[tuple[Any, dict[int, Tensor]]]()
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
+        outputs: Outputs = {}
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
             model = self._copy(self._job)
             names = {id(tensor): name for name, tensor in tensors_of(model)}
@@ -326,7 +330,7 @@ class Trial:
             generator.manual_seed(SEED)
             before, sent = sent, ()
             try:
-                forward = StageForward(model, stage, first, last, device=self.device)
+                forward = StageForward(model, stage, first, last, device=self.device, outputs=outputs)
                 loss = forward.run(partial(self._loss, model), receive)
             except StageOutput as output:
                 sent = output.leaves

@@ -38,6 +38,7 @@ from samestep.rank.plan_trial import (
 )
 from samestep.rank.row_order import order_of_ranks
 from samestep.rank.step import keep_state
+from samestep.rank.threaded_group import alike_on_ranks
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 OUTPUTS = {COLWISE: 1, "colwise_3": 3, "colwise_2": 2}  # how many a layer computes at once, each split by columns
@@ -111,6 +112,7 @@ def _pattern(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1)
 
 
+@alike_on_ranks
 def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
     """Returns how `ranks` ranks divide the job's model. Raises Refused, or UserError for a mistake in Job.parallel,
     where they cannot."""

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,8 @@ from samestep.rank.traffic import count_sent, count_threaded
 from samestep.world import RANK_VARIABLES, World
 from samestep.world.heartbeat import heartbeat
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 THREAD = "samestep rank "  # and the rank: a thread's name
 
 
@@ -178,6 +180,9 @@ class Turns:
         self._deadlock: Message | None = None
         self._over = threading.Event()
         self._code = 0
+        self._alike: list[Any] = []  # what the ranks have asked alike() for
+        self._asked = [0] * size
+        self._computes = False
 
     def run(self, rank_main: Callable[[], int]) -> int:
         """Calls `rank_main` in a thread for each rank, and returns the exit code of the first rank that fails, or 0.
@@ -220,6 +225,24 @@ class Turns:
         self._take_turn(rank)
         if self._deadlock:
             raise TrainingFailed(self._deadlock)
+
+    def alike(self, compute: Callable[[], Result]) -> Result:
+        """Returns what `compute` returns on the first rank that asks; every rank asks for the same in the same order.
+
+        compute: must wait for no other rank.
+        """
+        if self._computes:  # a part of what another call computes, which other ranks do not ask for
+            return compute()
+        number = self._asked[self.running]
+        self._asked[self.running] += 1
+        if number == len(self._alike):
+            self._computes = True
+            try:
+                self._alike.append(compute())
+            finally:
+                self._computes = False
+        result: Result = self._alike[number]
+        return result
 
     def wait_for_gpus(self) -> None:
         """Waits until the GPUs have computed what any rank has queued, on whatever stream; on a CPU for nothing."""
@@ -278,6 +301,18 @@ _active: list[Turns] = []  # while the ranks of this process are threads
 def active_turns() -> Turns | None:
     """Returns the turns of this process's ranks; None where its rank is the process."""
     return _active[0] if _active else None
+
+
+def alike_on_ranks(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Lets a function that returns the same on all ranks, and whose result none of them changes, be computed once where
+    they are threads of one process."""
+
+    @wraps(function)
+    def computed(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        turns = active_turns()
+        return turns.alike(partial(function, *args, **kwargs)) if turns else function(*args, **kwargs)
+
+    return computed
 
 
 @contextmanager
