@@ -3,7 +3,7 @@ have no rows; checkpoints from one mesh to another; what is refused before any r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,22 @@ def test_its_proof_has_two_rows_for_each_micro_batch() -> None:
 
 
 @pytest.mark.full
-def test_a_run_goes_on_from_one_mesh_to_another(tmp_path: Path) -> None:
-    """One process, then two stages, then two replicas of two, then one process with as many micro-batches: the weights
-    of one that was not interrupted."""
+@pytest.mark.parametrize(
+    ("whole", "chain"),
+    [
+        (("single", ""), (("single", ""), ("pipeline", "stage=2"), ("pipeline", "stage=2"))),
+        # Replicas draw dropout's masks by themselves, and are two all the way.
+        (
+            ("pipeline", "stage=2,data=2"),
+            (("pipeline", "stage=2,data=2"), ("pipeline", "stage=2,shard=2"), ("pipeline", "stage=2,shard=2")),
+        ),
+    ],
+    ids=["one replica", "sharded stages"],
+)
+def test_a_run_goes_on_from_one_mesh_to_another(
+    whole: tuple[str, str], chain: Sequence[tuple[str, str]], tmp_path: Path
+) -> None:
+    """With as many micro-batches on each mesh: the weights of a run that was not interrupted."""
 
     def run(folder: str, engine: str, mesh: str, stop_after: int | None) -> Mapping[str, Any]:
         arranged = parse_mesh(mesh)
@@ -102,9 +115,9 @@ def test_a_run_goes_on_from_one_mesh_to_another(tmp_path: Path) -> None:
             ranks.work(Plan("", 0.0, HEADS, {}, engine, settings, trainings=(task,), mesh=arranged))
         return load_file(weights)
 
-    whole = run("whole", "single", "", None)
-    for engine, mesh, stop_after in (("single", "", 3), ("pipeline", "stage=2", 5), ("pipeline", "stage=2", 7)):
+    expected = run("whole", *whole, None)
+    for (engine, mesh), stop_after in zip(chain, (3, 5, 7)):
         run("chain", engine, mesh, stop_after)
-    last = run("chain", "single", "", None)
-    for name, tensor in whole.items():
+    last = run("chain", *whole, None)
+    for name, tensor in expected.items():
         np.testing.assert_allclose(last[name], tensor, atol=2e-5, err_msg=name)

@@ -36,7 +36,7 @@ from samestep.message import message
 from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign, piece_of, piece_of_block
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.row_order import pieces_of_block, row_orders
-from samestep.rank.shards import block_of, divided_along, is_divided, is_shard, place_of, sharded_like
+from samestep.rank.shards import block_of, divided_along, is_copied, is_divided, is_shard, place_of, sharded_like
 from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.files import from_json, replace_by
@@ -201,6 +201,8 @@ class TrainingState:
         parameter: whose state it is; None: it is one itself.
         """
         divided = divided_along(tensor if parameter is None else parameter)
+        if is_copied(tensor if parameter is None else parameter):
+            return False
         if not is_shard(tensor):
             is_here = not (isinstance(tensor, Tensor) and tensor.is_meta)
             return is_here and self.world.begins_copies(divided)

@@ -49,8 +49,12 @@ class DividedModel:
         every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._owners = {name: self._holders[names[id(tensor)]][0] for name, tensor in every}
         leave_absent(model, lambda tensor: place in self._holders[names[id(tensor)]])
-        for parameter in model.parameters():
-            divide_along(parameter, "stage")
+        self.note_stages()
+
+    def note_stages(self) -> None:
+        """Notes which parameters other ranks have instead of this one, or as well."""
+        for name, parameter in self.model.named_parameters():
+            divide_along(parameter, "stage", copied=self._holders[name][0] != self.place)
 
     @property
     def copies(self) -> dict[str, list[int]]:

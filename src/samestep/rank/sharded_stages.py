@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from samestep.rank.pipeline_stages import DividedModel, StageModule
-from samestep.rank.shards import divide_along
 
 
 def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: DeviceMesh) -> None:
@@ -33,8 +32,7 @@ def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: Dev
             module.parameters_of_stage = nn.ParameterList(whole)
             module.sharded = nn.ModuleList(inside)
             fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params={*whole})
-    for parameter in divided.model.parameters():
-        divide_along(parameter, "stage")
+    divided.note_stages()
 
 
 def _modules_of(module: nn.Module, parameters: Collection[int]) -> Iterator[nn.Module]:

@@ -29,15 +29,23 @@ def is_shard(tensor: Any) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
-def divide_along(parameter: nn.Parameter, axis: str) -> None:
-    """Notes that ranks have different parameters along an axis of the mesh, of which this one has `parameter`."""
-    parameter.divided_along = axis  # type: ignore[attr-defined]
+def divide_along(parameter: nn.Parameter, axis: str, *, copied: bool = False) -> None:
+    """Notes that ranks have different parameters along an axis of the mesh, of which this one has `parameter`.
+
+    copied: whether an earlier rank has it, too: a tied one.
+    """
+    parameter.divided_along, parameter.copied_along = axis, copied  # type: ignore[attr-defined]
 
 
 def divided_along(tensor: Any) -> tuple[str, ...]:
     """Returns the axis of the mesh along which ranks have other parameters instead of this one; else nothing."""
     axis = getattr(tensor, "divided_along", "")
     return (axis,) if axis else ()
+
+
+def is_copied(tensor: Any) -> bool:
+    """Returns whether an earlier rank has this parameter, too, of those that ranks have instead of each other's."""
+    return bool(getattr(tensor, "copied_along", False))
 
 
 def is_divided(model: nn.Module) -> bool:
