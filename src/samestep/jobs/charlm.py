@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,9 +51,9 @@ def read(data: Path) -> tuple[Tensor, int]:
             raise OSError("it is empty")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{data} cannot be read as a text ({error}); give one with --set data=FILE.txt") from None
-    characters = sorted(set(text))
-    number = {character: i for i, character in enumerate(characters)}
-    return torch.tensor([number[character] for character in text]), len(characters)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    occurs = np.bincount(codes) > 0
+    return torch.from_numpy((occurs.cumsum() - 1)[codes]), int(occurs.sum())
 
 
 def job(
