@@ -21,7 +21,7 @@ from samestep import engine as engines
 from samestep.errors import TrainingFailed
 from samestep.launch import stacks
 from samestep.message import as_said
-from samestep.rank.threaded_group import Turns, threaded_group
+from samestep.rank.threaded_group import Turns, alike_on_ranks, threaded_group
 from samestep.report.language import catalogue
 from samestep.world import World
 
@@ -72,6 +72,28 @@ def on_threads(size: int, do: Callable[[int], object], gpus: Sequence[str] = ())
     code = turns.run(rank_main)
     assert code == any(isinstance(value, Exception) for value in returned.values())
     return returned
+
+
+def test_what_the_ranks_compute_alike_is_computed_once() -> None:
+    computed: list[str] = []
+
+    @alike_on_ranks
+    def inner(what: str) -> str:
+        computed.append(what)
+        return what
+
+    @alike_on_ranks
+    def outer(what: str) -> str:
+        return inner(f"{what}, inside")
+
+    def do(rank: int) -> list[str]:
+        first = outer("a")
+        dist.all_reduce(torch.ones(1))
+        return [first, inner("b"), outer("c")]
+
+    assert on_threads(3, do) == dict.fromkeys(range(3), ["a, inside", "b", "c, inside"])
+    assert computed == ["a, inside", "b", "c, inside"]
+    assert inner("d") == inner("d") and computed[3:] == ["d", "d"]
 
 
 def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,8 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
                 if tensor.is_meta:
                     whole = torch.empty_like(tensor, device=device)
                 else:  # a shard is gathered by the ranks that have the others
-                    whole = (tensor.full_tensor() if is_shard(tensor) else tensor).detach().contiguous()
+                    held: Any = tensor
+                    whole = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
                 dist.broadcast(whole, group=group, group_src=owners[name])
                 state[name] = whole
 
