@@ -91,7 +91,7 @@ def test_what_the_ranks_compute_alike_is_computed_once() -> None:
         dist.all_reduce(torch.ones(1))
         return [first, inner("b"), outer("c")]
 
-    assert on_threads(3, do) == dict.fromkeys(range(3), ["a, inside", "b", "c, inside"])
+    assert on_threads(3, do) == {rank: ["a, inside", "b", "c, inside"] for rank in range(3)}
     assert computed == ["a, inside", "b", "c, inside"]
     assert inner("d") == inner("d") and computed[3:] == ["d", "d"]
 
