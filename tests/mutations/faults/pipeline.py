@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mutations.faults.fault import Fault
 from mutations.faults.tensor import REPLICAS
 
 PIPELINE, STAGES = "engines/pipeline.py", "rank/pipeline_stages.py"
-JOBS, MESH = ("deep",), "data=2,stage=2"
+SHARDS = "rank/sharded_stages.py"
+JOBS, MESH, SHARDED = ("deep",), "data=2,stage=2", "stage=2,shard=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
-AVERAGE = "                average_gradients(model.parameters(), replicas)\n"
+AVERAGE = (
+    '                for axis in ("data", "shard"):  # FSDP has averaged those of shards\n'
+    "                    whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]\n"
+    "                    average_gradients(whole, ranks[axis].get_group())\n"
+)
 CLIP = (
     "                if job.clip_norm is not None:\n"
     "                    counted, device = divided.owned(), world.device\n"
@@ -18,8 +25,8 @@ CLIP = (
 STEP = "                optimizer.step()\n"
 
 
-def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "") -> Fault:
-    return Fault(f"pipeline: {name}", file, old, new, named, cause, JOBS, engine="pipeline", mesh=MESH)
+def fault(name: str, file: str, old: str, new: str, named: tuple[str, ...], cause: str = "", mesh: str = MESH) -> Fault:
+    return Fault(f"pipeline: {name}", file, old, new, named, cause, JOBS, engine="pipeline", mesh=mesh)
 
 
 FAULTS = (
@@ -48,8 +55,9 @@ FAULTS = (
     fault(
         "the copies of a tied weight averaged",
         PIPELINE,
-        "            dist.all_reduce(parameter.grad, group=group)\n",
-        "            dist.all_reduce(parameter.grad, group=group)\n            parameter.grad /= group.size()\n",
+        "            dist.all_reduce(block_of(parameter.grad), group=group)\n",
+        "            dist.all_reduce(block_of(parameter.grad), group=group)\n"
+        "            parameter.grad /= group.size()\n",
         GRADIENT,
     ),
     fault(
@@ -120,7 +128,7 @@ FAULTS = (
         STEP,
         STEP + "                for buffer in model.buffers():\n"
         "                    if not buffer.is_meta:\n"
-        "                        dist.broadcast(buffer, group=replicas, group_src=1)\n",
+        "                        dist.broadcast(buffer, group=ranks['data'].get_group(), group_src=1)\n",
         ("buffer",),
     ),
     fault(
@@ -157,5 +165,56 @@ FAULTS = (
         "fewest=micro_batches)",
         "fewest=micro_batches - 1)",
         ("rows", "indices", "failed"),
+    ),
+    *(
+        fault(f"sharded: {name}", file, old, new, named, mesh=SHARDED)
+        for name, file, old, new, named in (
+            (
+                "the gradients of shards summed",
+                SHARDS,
+                "ignored_params={*whole})\n",
+                "ignored_params={*whole})\n            module.set_gradient_divide_factor(1.0)\n",
+                GRADIENT,
+            ),
+            (
+                "the norm of a rank's own shards",
+                REPLICAS,
+                "get_total_norm(gradients)",
+                "get_total_norm([block_of(gradient) for gradient in gradients])",
+                (*LOSS, "replicas"),
+            ),
+            (
+                "the copies of a tied weight not summed",
+                PIPELINE,
+                "                sum_copies(divided, copies)\n",
+                "",
+                GRADIENT,
+            ),
+            (
+                "sharded over the stages",
+                PIPELINE,
+                'else ranks["shard"]',
+                'else ranks["stage"]',
+                (*GRADIENT, "failed", "initial weights"),
+            ),
+            (
+                "evaluated and saved with a rank's own shards",
+                "rank/shards.py",
+                "(held.full_tensor() if is_shard(held) else held)",
+                "(held.to_local() if is_shard(held) else held)",
+                (*GRADIENT, "failed", "initial weights"),
+            ),
+        )
+    ),
+    replace(
+        fault(
+            "sharded: what stays whole is not averaged",
+            PIPELINE,
+            'for axis in ("data", "shard"):',
+            'for axis in ("data",):',
+            (*GRADIENT, "replicas"),
+            mesh=SHARDED,
+        ),
+        settings={"schedule": "ZBVZeroBubble"},  # the tied weight is of two stages of one rank
     ),
 )
