@@ -20,6 +20,7 @@ from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, MicroBatch
+from samestep.job.module_outputs import ModuleOutputs
 from samestep.rank.checkpoint_state import Fragment, Position, Saving
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.evaluate import EvaluationSchedule, Evaluator
@@ -58,6 +59,7 @@ class Run:
     listeners: are called after each step; None: none are. checkpoints: where the training continues, and keeps its
     state. guards: of losses, gradients and replicas; None: losses alone are looked at, late. spot_checks: of
     some steps, by a replay; None: of none. profile: of some steps. costs: of one step; None: of none.
+    outputs: takes what modules return.
     played: as of Schedule. micro_batches: as of the engine's Layout.
     """
 
@@ -77,6 +79,7 @@ class Run:
         spot_checks: SpotChecks | None = None,
         profile: StepProfile | None = None,
         costs: StepCosts | None = None,
+        outputs: ModuleOutputs | None = None,
         played: tuple[int, ...] = (),
         micro_batches: int = 1,
     ) -> None:
@@ -95,7 +98,7 @@ class Run:
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
         self._spot_checks = spot_checks
         self._profile = profile or StepProfile(world)
-        self._costs = costs
+        self._costs, self._outputs = costs, outputs
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
         self._forward = ForwardPass(job, world)
@@ -120,6 +123,8 @@ class Run:
         self._model = model
         if self._costs:
             self._costs.register(model, optimizer)
+        if self._outputs:
+            self._outputs.begin(model)
         if self._evaluator:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self.job.scheduler and self.job.scheduler.every == "evaluation":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.commands import other_machines
+from samestep.commands.axis_trials import SECONDS_OF_ONE, with_origin
 from samestep.commands.command_options import ProofOptions
 from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, say_divisions, with_second
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
@@ -239,12 +240,15 @@ def _launch(
         row.verdict = Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
         row.verdict = Verdict("failed", reason=error.message)
+        if number == 0:
+            row.verdict = _with_origin(inspected, row, plan, folder, show_phase)
     else:
         row.launches.append(record)
         if number == 0:
             row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
             expectations = {"{}": loop, AS_NUMERICS: numerics, AS_OWN: in_own_dtype}
             row.verdict = _explained(inspected, folder, row.verdict, expectations, record, show_phase)
+            row.verdict = _with_origin(inspected, row, plan, folder, show_phase)
             if row.launcher == THREADS and not setup.quick:
                 row.verdict = replace(row.verdict, notes=(*row.verdict.notes, message("life_not_as_threads")))
 
@@ -320,6 +324,19 @@ def _explained(
         return with_tried_cause(verdict, expectations, record, f"{record.folder}-causes", play)
     except (UserError, TrainingFailed):  # the difference stands, with what its figures alone say
         return verdict
+
+
+def _with_origin(inspected: InspectedSetup, row: Row, plan: Plan, root: Path, show_phase: ShowPhase) -> Verdict:
+    """Returns a row's verdict with the axes of its mesh along which it is wrong, in more launches as the row has."""
+    assert row.verdict
+    setup = inspected.setup
+    bounded = replace(setup, deadline_s=min(setup.deadline_s or SECONDS_OF_ONE, SECONDS_OF_ONE))
+
+    def start(part: Plan | ReferencePlan, facts: EngineFacts | None) -> Record:
+        launcher = row.launcher if facts else "process"
+        return _start(replace(inspected, setup=bounded), root, launcher, facts, plan=part, show_phase=show_phase)
+
+    return with_origin(inspected, row.verdict, plan, start)
 
 
 def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:

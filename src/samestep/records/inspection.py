@@ -176,7 +176,7 @@ class JobFacts:
 @dataclass(frozen=True)
 class Inspection:
     """The answer to a Question. devices: of this machine. replicas: on all machines. second_engines: the engines on the
-    second number of ranks."""
+    second number of ranks. parts: those whose ranks are arranged in a mesh, on each part of it."""
 
     devices: tuple[str, ...]
     machine: MachineFacts
@@ -184,9 +184,14 @@ class Inspection:
     engines: tuple[EngineFacts, ...]
     job: JobFacts | None = None
     second_engines: tuple[EngineFacts, ...] = ()
+    parts: tuple[EngineFacts, ...] = ()
 
     def engine(self, name: str) -> EngineFacts | None:
         return next((facts for facts in self.engines if facts.name == name), None)
+
+    def part(self, name: str, mesh: Mesh) -> EngineFacts | None:
+        """Returns an engine's facts on a part of its mesh."""
+        return next((facts for facts in self.parts if (facts.name, facts.mesh) == (name, mesh)), None)
 
     @property
     def the_job(self) -> JobFacts:

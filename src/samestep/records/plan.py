@@ -15,6 +15,7 @@ from samestep.records.launch_request import LaunchRequest
 from samestep.world.mesh import Mesh
 
 TRAININGS = ("gradient", "sgd", "user", "late", "life")  # of a proof
+OUTPUTS = "{} outputs"  # the name of what modules have returned in a training
 OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
 INIT = 0.875  # times the model's own weights: those that `life` begins with
 TRACES = "trace"  # the folder of --profile's files
@@ -66,7 +67,8 @@ class ProveTask:
     replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
     'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
     extremes: rows of the dataset that are trained beside evenly spaced ones, the first ones first.
-    interrupted: None: it runs to its end in this launch. life: of the training of that name.
+    interrupted: None: it runs to its end in this launch. life: of the training of that name. notes_outputs: whether
+    what modules return is written.
     """
 
     training: str
@@ -80,6 +82,7 @@ class ProveTask:
     extremes: tuple[int, ...] = ()
     interrupted: Interrupted | None = None
     life: LifeOptions = LifeOptions()
+    notes_outputs: bool = False
     kind: Literal["prove"] = "prove"
 
 
@@ -250,8 +253,8 @@ class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
     rows, extremes: see ProveTask. noise_runs: how often each training is played again with noise in the rounding.
-    threads: of the reference; 0: all cores. suspect: instead of the trainings of its one layout, this one is replayed
-    with candidate faults.
+    threads: of the reference; 0: all cores. notes_outputs: whether what modules return in `gradient` is written.
+    suspect: instead of the trainings of its one layout, this one is replayed with candidate faults.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -267,6 +270,7 @@ class ReferencePlan:
     extremes: tuple[int, ...] = ()
     noise_runs: int = 2
     threads: int = 1
+    notes_outputs: bool = False
     suspect: Suspect | None = None
 
     def subset_of(self, layout: LayoutPlan) -> Subset:

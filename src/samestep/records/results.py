@@ -13,6 +13,7 @@ from samestep.records.costs import StepCost
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 from samestep.records.monitor import MonitorSummary
+from samestep.records.origin import Origin
 from samestep.records.spot_check import SpotCheck
 from samestep.records.trial import Trial
 
@@ -71,6 +72,7 @@ class Verdict:
 
     bitwise: every weight, to the last bit.
     max_difference: the greatest difference of any weight or buffer at the end; bound: what was allowed for it.
+    origin: where what is wrong arises, of an engine whose ranks are arranged in a mesh.
     """
 
     verdict: VerdictWord
@@ -81,6 +83,7 @@ class Verdict:
     reason: Message | None = None
     notes: tuple[Message, ...] = ()
     numerics: Inexactness | None = None
+    origin: Origin | None = None
 
     @property
     def proven(self) -> bool:
@@ -201,6 +204,7 @@ class EngineResult(Measurement, Verdict):
             reason=verdict.reason,
             notes=verdict.notes,
             numerics=verdict.numerics,
+            origin=verdict.origin,
         )
 
     def with_measurement(self, measurement: Measurement) -> EngineResult:

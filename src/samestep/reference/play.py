@@ -17,6 +17,7 @@ from torch import Tensor
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
+from samestep.job.module_outputs import ModuleOutputs
 from samestep.job.walk import without_graph
 from samestep.records.record import EvaluationRecord, MicroBatchRecord
 from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
@@ -84,6 +85,7 @@ def play(
     then_from: int | None = None,
     moved: Collection[str] = (),
     life: Life | None = None,
+    outputs: ModuleOutputs | None = None,
 ) -> TrainingResult:
     """Trains `job` on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
@@ -92,10 +94,12 @@ def play(
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
     evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
     steps from `then_from` on, as where other ranks continue. moved: the parameters that the forward pass moves. life:
-    what a run does besides; it evaluates by itself.
+    what a run does besides; it evaluates by itself. outputs: takes what modules return.
     """
     training = ReplicatedTraining(job, layout, noise, device, neutral, moved, life)
     training.most_replicas = max(layout.replicas, then.replicas if then else 0)
+    if outputs:
+        outputs.begin(training.model)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
     for step, scheduled_step in enumerate(range(steps) if isinstance(steps, int) else steps):

@@ -33,7 +33,9 @@ def page(results: CompareResults) -> str:
         crossings=cost_table.crossing_lines(results),
         figures=_figures(results),
         machine=_machine(results),
-        divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],
+        divergences=[
+            (label(row), row.first_divergence, verdicts.origins(row)) for row in results.engines if row.first_divergence
+        ],
     )
 
 

@@ -371,7 +371,13 @@ def problems(results: CompareResults) -> list[str]:
             said.append(message("engine_differs", engine=name, verdict=verdict(row), **values))
             if divergence.cause:
                 said.append(message("usual_cause_for_engine", engine=name, cause=divergence.cause))
+        said += [message("origin_for_engine", engine=name, origin=origin) for origin in origins(row)]
     return _sentences(said)
+
+
+def origins(row: EngineResult) -> tuple[Message, ...]:
+    """Returns where what is wrong with an engine arises, as far as it was found."""
+    return row.origin.said if row.origin else ()
 
 
 def trials(results: CompareResults) -> list[str]:

@@ -17,11 +17,13 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import Job
+from samestep.job.module_outputs import ModuleOutputs
 from samestep.message import message
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import (
     INTERRUPTED,
+    OUTPUTS,
     OWN_DTYPE,
     ContinuedLayout,
     LayoutPlan,
@@ -40,6 +42,7 @@ from samestep.records.record import (
     attempt,
     write_progress,
 )
+from samestep.records.tensor_files import write_state
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, extreme_rows, life_steps, proof_job, steps_of
 from samestep.tasks.reference_records import ModelFacts, training_record
@@ -264,8 +267,11 @@ class ReferencePlayer:
             training, base = self._at_stable_rate(training, planned)
             self.sgd_lr = training.sgd_lr
         else:
+            outputs = ModuleOutputs() if self.plan.notes_outputs and name == "gradient" else None
             with self._slower_where_it_explodes(training):
-                base = self._play(training, planned)
+                base = self._play(training, planned, outputs=outputs)
+            if outputs:
+                write_state(self.folder, self.world.rank, OUTPUTS.format(f"{number}.{name}"), outputs.values())
         small = proof_job(self.job, training)
         if name == "gradient" and training.dtype != OWN_DTYPE and not planned.subset:
             check_repeats(base, self._play(training, planned), self.world.device)
@@ -356,6 +362,7 @@ class ReferencePlayer:
         planned: LayoutPlan,
         noise: reference.Noise | None = None,
         like: reference.Life | None = None,
+        outputs: ModuleOutputs | None = None,
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
         steps = steps_of(training, small, reference.per_epoch(small))
@@ -386,6 +393,7 @@ class ReferencePlayer:
             then_from=interruption_of_layout(small, training, planned, len(steps)),
             moved=self.moved or (),
             life=life,
+            outputs=outputs,
         )
 
     def _at_stable_rate(self, training: ProveTask, planned: LayoutPlan) -> tuple[ProveTask, reference.TrainingResult]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.job import Job
+from samestep.job.module_outputs import ModuleOutputs
 from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import BestWeights, Evaluator, evaluate, plain_model
 from samestep.rank.process_group import checkpoint_store
 from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import Interval
-from samestep.records.plan import Interrupted, Plan, ProveTask, interruption
+from samestep.records.plan import OUTPUTS, Interrupted, Plan, ProveTask, interruption
 from samestep.records.record import TrainingRecord
 from samestep.records.tensor_files import write_state
 from samestep.tasks.life import live
@@ -77,11 +78,13 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
     checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None
     first = parts is not None and parts.part == "first"
     stop = StopAfter(interruption_of(training, small, steps)) if first else None
+    outputs = ModuleOutputs() if training.notes_outputs else None
     run = Run(
         small,
         world,
         steps,
         observe=True,
+        outputs=outputs,
         evaluator=evaluator,
         checkpoints=checkpoints,
         stop=stop,
@@ -93,6 +96,8 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
         checkpoints.close()
     if first:
         return run.observations()
+    if outputs:
+        write_state(Path(plan.out), world.rank, OUTPUTS.format(training.name), outputs.values())
     if world.rank == 0:
         write_state(Path(plan.out), world.rank, training.name, state)
     if small.evaluation is None:

@@ -14,8 +14,9 @@ Along `data`, `shard` and `expert` ranks train on different rows; along the othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from itertools import combinations
 from math import prod
 
 from samestep.errors import UserError, nearest_name
@@ -51,6 +52,16 @@ class Mesh:
     def replicas(self) -> int:
         """The number of replicas, which train on different rows."""
         return prod(size for axis, size in self.sizes.items() if axis in OF_REPLICAS)
+
+    @property
+    def parts(self) -> list[Mesh]:
+        """The meshes of some of its axes, the smallest first: from that of one rank to this one."""
+        counts = range(1 + len(self.sizes))
+        return [self.along(axes) for count in counts for axes in combinations(self.sizes, count)]
+
+    def along(self, axes: Iterable[str]) -> Mesh:
+        """Returns the mesh of these axes; along the others there is one rank."""
+        return Mesh(**{axis: self.sizes[axis] for axis in axes})
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Returns the rank's place along each axis that has several ranks."""

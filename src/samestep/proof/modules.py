@@ -1,0 +1,73 @@
+"""Names the module with which a difference begins, from what modules return and from the tensors that differ.
+
+The ranks' parts of an output are put together without a word of how it is divided: all values of a step, in ascending
+order, are those of the one model, as often as there are copies. In the forward pass the first module whose output
+differs is the nearest to what is wrong; in the backward pass, which goes the other way, the last one whose gradient
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.compare import PART
+from samestep.records.results import Divergence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Outputs = Mapping[str, NDArray[Any]]
+
+CLOSE = 1e-9  # of the largest value: rounding of the first forward passes in float64
+OF_TENSORS = ("first gradient", "parameter", "buffer", "replicas")  # the quantities that name tensors
+
+
+def module_of(
+    divergences: Sequence[Divergence], parameters: Sequence[str], expected: Outputs, found: Sequence[Outputs]
+) -> tuple[str, Message | None]:
+    """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
+    can be told from the others.
+
+    divergences: all of one training, the first one first. parameters: of the model. expected: module -> its values, in
+    the order of the forward pass. found: the same of each rank.
+    """
+    first = divergences[0]
+    if first.quantity == "loss" and not first.step:
+        wrong, compared = first_wrong_output(expected, found)
+        if wrong:
+            return wrong, message("outputs_wrong_from_module", module=wrong)
+        if compared:
+            return "loss", message("outputs_right_but_loss", modules=compared)
+    if first.quantity not in OF_TENSORS:
+        return "", None
+    named = [divergence.tensor for divergence in divergences if divergence.quantity == first.quantity]
+    wrong_tensors = dict.fromkeys(tensor.partition(PART)[0] for tensor in named if tensor)
+    if {*parameters} <= {*wrong_tensors}:
+        return "", None
+    order = {module: place for place, module in enumerate(expected)}
+    last = max(map(_module, wrong_tensors), key=lambda module: order.get(module, -1))
+    return last, message("tensors_wrong_from_module", module=last, tensors=[*wrong_tensors])
+
+
+def _module(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str, int]:
+    """Returns the first module whose output differs, '' for none, and how many were compared. Not compared: a module
+    whose output is on the ranks in no whole number of copies, as where ranks compute a part of it twice."""
+    compared = 0
+    for module, values in expected.items():
+        of_ranks = np.sort(np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)]))
+        copies, left = divmod(len(of_ranks), len(values) or 1)
+        if not copies or left:
+            continue
+        compared += 1
+        gap = np.abs(of_ranks - np.repeat(values, copies))
+        if not gap.max(initial=0.0) <= CLOSE * np.abs(values).max(initial=0.0):  # 'not <=': NaN differs, too
+            return module, compared
+    return "", compared
