@@ -45,7 +45,7 @@ from samestep.records.plan import OWN_DTYPE, Interrupted, LayoutPlan, Plan, Refe
 from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.connections import connect
-from samestep.world.mesh import parse_mesh
+from samestep.world.mesh import Mesh, parse_mesh
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -246,7 +246,9 @@ def _horovod_server(size: int) -> dict[str, str]:
     return {f"HOROVOD_{key}": str(value) for key, value in every.items()}
 
 
-def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None, mesh: str = "") -> EngineFacts:
+def engine_facts(
+    engine: str, size: int, settings: Mapping[str, str] | None = None, mesh: str | Mesh = ""
+) -> EngineFacts:
     """Inspects an engine on `size` ranks."""
     return _facts(engine, size, tuple((settings or {}).items()), mesh)
 
@@ -260,10 +262,11 @@ def skip_unless_here(engine: str, size: int = 2) -> None:
 
 
 @cache
-def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...], mesh: str) -> EngineFacts:
+def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...], mesh: str | Mesh) -> EngineFacts:
     from samestep.tasks.inspect.engines import inspect_engines
 
-    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [], parse_mesh(mesh))
+    arranged = mesh if isinstance(mesh, Mesh) else parse_mesh(mesh)
+    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [], arranged)
     return next(facts for facts in every if facts.name == engine)
 
 

@@ -368,7 +368,7 @@ class Run:
             fetch_s=self.meter.fetch_s,
             fetch_cpu_s=self.meter.fetch_cpu_s,
             began_at=self.began_at,
-            start_digest=seen.start_digest if seen else None,
+            start_digests=seen.start_digests if seen else [],
             autocast=bool(seen and seen.autocast),
             micro_batches=seen.micro_batches if seen else [],
             later=seen.rows_of_later_epochs(self.schedule) if seen else {},

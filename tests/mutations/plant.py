@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,10 +19,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from messages import explains, ids
 from mutations.faults import Fault
+from mutations.parts import Parts, reason
 from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
+from samestep.records.origin import Origin
+from samestep.records.plan import Plan
 from samestep.records.record import Record
 from samestep.records.results import Verdict
+
+# The messages that say along which axes it is.
+AXES_KNOWN = {"wrong_along_axes", "wrong_along_axis", "wrong_along_axes_together", "wrong_on_one_rank"}
 
 
 class Patch(Protocol):
@@ -100,22 +108,19 @@ def plant(
         for job in jobs or fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
             row |= {"engine": fault.engine, "settings": dict(fault.settings)}
+            reference, plans = references.of(job, facts, fault.also), list[Plan]()
+
+            def train(loop: Expectation, own: Expectation | None) -> Record:
+                plans.append(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts, own))  # noqa: B023
+                return ranks.work(plans[-1])  # noqa: B023
+
             try:
-                verdict = judged(
-                    references.of(job, facts, fault.also),
-                    facts,
-                    lambda loop, own: ranks.work(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts, own)),  # noqa: B023
-                    fault.also,
-                    references.reference_rank.work,
-                )
+                verdict = judged(reference, facts, train, fault.also, references.reference_rank.work)
             except RanksFailed as error:
-                yield row | {
-                    "verdict": "failed",
-                    "named": False,
-                    "explained": False,
-                    "reason": str(error).splitlines()[-1],
-                }
-                continue
+                verdict = Verdict("failed", reason=reason(error))
+            if facts.mesh and verdict.verdict in ("differs", "failed"):
+                with Parts(fault, source, references.reference_rank, threads=threads) as parts:
+                    verdict = replace(verdict, origin=parts.origin(plans[-1], size, verdict))
             yield row | told(fault, verdict) | {"notes": verdict.notes}
 
 
@@ -125,7 +130,8 @@ def told(fault: Fault, verdict: Verdict) -> dict[str, Any]:
     first = verdict.first_divergence
     if first is None:
         named = verdict.verdict == "failed" and explains(verdict.reason, fault.cause)
-        return {"verdict": verdict.verdict, "named": named, "explained": named, "reason": str(verdict.reason)}
+        told = {"verdict": verdict.verdict, "named": named, "explained": named, "reason": str(verdict.reason)}
+        return told | located(fault, verdict.origin)
     shown = ("training", "quantity", "step", "tensor", "expected", "found")
     return {
         "verdict": verdict.verdict,
@@ -134,4 +140,22 @@ def told(fault: Fault, verdict: Verdict) -> dict[str, Any]:
         "cause": str(first.cause),
         "ids": sorted(ids(first.cause)),
         **{key: getattr(first, key) for key in shown},
+        **located(fault, verdict.origin),
+    }
+
+
+def located(fault: Fault, origin: Origin | None) -> dict[str, Any]:
+    """Where an origin says that a fault is, and whether that is right; empty without one. A training that fails has no
+    module: nothing of it is compared."""
+    if origin is None:
+        return {}
+    known = bool({said.id for said in origin.said} & AXES_KNOWN)
+    failed = any(trial.differs is None for trial in origin.trials[:1])
+    return {
+        "axes": list(origin.axes) if known else None,
+        "axes_right": known and {*origin.axes} == {*fault.axes},
+        "module": origin.module,
+        "module_right": not failed and (origin.module in fault.modules or not (origin.module or fault.modules)),
+        "where": [said.fields | {"id": said.id} for said in origin.said],
+        "trials": [(trial.mesh, trial.differs, trial.why and str(trial.why)) for trial in origin.trials],
     }

@@ -77,7 +77,8 @@ def main(file: Path, words: str = "") -> None:
         for fault in (fault for fault in (*HEALTHY, *FAULTS) if words in fault.name):
             rows += plant(fault, references, threads=True)
             told = rows[-1]
-            print(told["verdict"], told["named"], told.get("quantity"), told.get("reason"), told["fault"], flush=True)
+            shown = ("verdict", "named", "quantity", "reason", "axes_right", "axes", "module_right", "module", "fault")
+            print(*(told.get(key) for key in shown), flush=True)
     file.write_text(json.dumps(rows, indent=1, default=str) + "\n")
 
 

@@ -101,7 +101,7 @@ def _another_name(record: Record) -> Record:
 
 
 TAMPERINGS: dict[str, tuple[Tamper, str, int | None]] = {
-    "first weights": (_fields(start_digest="0"), "initial weights", None),
+    "first weights": (_fields(start_digests=["0"]), "initial weights", None),
     "autocast": (_fields(autocast=True), "precision", None),
     "a row left out": (_part(3, lambda p: replace(p, indices=p.indices[1:])), "rows", 3),
     "rows exchanged": (_part(3, lambda p: replace(p, indices=p.indices[::-1])), "indices", 3),

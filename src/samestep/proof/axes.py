@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from samestep.message import AS_SAID, Message, message
+from samestep.message import Message, message
 from samestep.proof.compare import Comparison
 from samestep.proof.modules import module_of
 from samestep.proof.plan import AS_OWN, QUICK, loop_layout, own_dtype_layout
@@ -21,6 +21,8 @@ from samestep.records.plan import OUTPUTS, LayoutPlan, ProveTask, Subset, Task
 from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.mesh import Mesh
+
+STILL = 1e-9  # of the furthest that a parameter moves: one that moves less is frozen, or has a gradient of rounding
 
 
 def tried_axes(mesh: Mesh, try_part: Callable[[Mesh], AxisTrial]) -> tuple[AxisTrial, ...]:
@@ -132,15 +134,26 @@ def with_module(origin: Origin, verdict: Verdict, played: Expectation, record: R
         expected = played.record.arrays(OUTPUTS.format(f"{played.facts.files}.gradient"))
         found = [record.arrays(OUTPUTS.format("gradient"), rank) for rank in ranks]
     differences = [*Comparison(played, record, _names(verdict)).divergences(training)]
-    module, said = module_of(differences, played.of(training).parameters, expected, found)
+    tied = _tied(played.arrays(training), record.arrays(divergence.name))
+    differences = [difference for difference in differences if difference.tensor not in tied]
+    module, said = module_of(differences, _trained(played, training) - tied, expected, found)
     return replace(origin, module=module, said=(*origin.said, *([said] if said else [])))
 
 
-def _kind(failure: Message) -> tuple[str, ...]:
-    """What a failure has in common with the same one of other ranks: its ids, and the class of an exception."""
-    inner = [value for value in failure.fields.values() if isinstance(value, Message)]
-    text = str(failure.fields["text"]).partition(":")[0] if failure.id == AS_SAID else ""
-    return (failure.id, text, *(kind for value in inner for kind in _kind(value)))
+def _trained(played: Expectation, training: str) -> set[str]:
+    """Returns the names of the parameters that a training moves."""
+    moved = {name: played.of(training).moved[name].distance for name in played.of(training).parameters}
+    return {name for name, distance in moved.items() if distance > STILL * max(moved.values())}
+
+
+def _tied(*states: Mapping[str, Any]) -> set[str]:
+    """Returns the names of tensors that have another name before: they are the same in all states."""
+    first, tied = dict[tuple[bytes, ...], str](), set[str]()
+    for name in states[0]:
+        values = tuple(state[name].tobytes() for state in states if name in state)
+        if first.setdefault(values, name) != name:
+            tied.add(name)
+    return tied
 
 
 def trial_of(
@@ -156,8 +169,8 @@ def trial_of(
         return AxisTrial(axes, name, None, message("reference_not_played", why=why))
     found = train()
     if isinstance(found, Message):
-        # Another failure says nothing: fewer ranks hold more of the model each.
-        same = verdict.reason is not None and _kind(verdict.reason) == _kind(found)
+        # Another kind of failure says nothing: fewer ranks hold more of the model each.
+        same = verdict.reason is not None and verdict.reason.id == found.id
         return AxisTrial(axes, name, True) if same else AxisTrial(axes, name, None, found)
     assert facts.numerics
     comparison = Comparison(played, found, _names(verdict), inexact=facts.numerics.lossy)

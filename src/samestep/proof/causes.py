@@ -85,7 +85,7 @@ def _short(value: Any) -> Any:
 
 
 def _initial_weights(case: Case, divergence: Divergence) -> Message:
-    if len(set(case.observed.start)) == 1:
+    if all(start == case.observed.start[0] for start in case.observed.start):
         return message("weights_moved_before_first_batch")
     return message("ranks_start_from_different_weights", rank=divergence.rank)
 

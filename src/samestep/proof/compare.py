@@ -73,8 +73,12 @@ class Comparison:
 
     def _start(self, case: Case) -> Iterator[Divergence]:
         for rank, (want, got) in enumerate(zip(case.expected.start, case.observed.start)):
-            if want != got:
-                yield case.divergence("initial weights", want, got, rank=rank)
+            if len(want) != len(got):
+                yield case.divergence("initial weights", len(want), len(got), rank=rank)
+            names = dict(enumerate(case.expected.state)) if len(case.expected.state) == len(want) else {}
+            for number, pair in enumerate(zip(want, got)):
+                if pair[0] != pair[1]:
+                    yield case.divergence("initial weights", *pair, tensor=names.get(number), rank=rank)
 
     def _precision(self, case: Case) -> Iterator[Divergence]:
         """Checks that autocast is off on an exact engine: in the proof's float64 it would change nothing."""

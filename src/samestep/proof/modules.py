@@ -8,7 +8,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     Outputs = Mapping[str, NDArray[Any]]
 
 CLOSE = 1e-9  # of the largest value: rounding of the first forward passes in float64
-OF_TENSORS = ("first gradient", "parameter", "buffer", "replicas")  # the quantities that name tensors
+OF_TENSORS = (
+    "initial weights",
+    "first gradient",
+    "parameter",
+    "buffer",
+    "replicas",
+)  # the quantities that name tensors
 
 
 def module_of(
-    divergences: Sequence[Divergence], parameters: Sequence[str], expected: Outputs, found: Sequence[Outputs]
+    divergences: Sequence[Divergence], trained: Set[str], expected: Outputs, found: Sequence[Outputs]
 ) -> tuple[str, Message | None]:
     """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
     can be told from the others.
 
-    divergences: all of one training, the first one first. parameters: of the model. expected: module -> its values, in
-    the order of the forward pass. found: the same of each rank.
+    divergences: all of one training, the first one first. trained: the parameters that move. expected: module -> its
+    values, in the order of the forward pass. found: the same of each rank.
     """
     first = divergences[0]
     if first.quantity == "loss" and not first.step:
@@ -46,7 +52,7 @@ def module_of(
         return "", None
     named = [divergence.tensor for divergence in divergences if divergence.quantity == first.quantity]
     wrong_tensors = dict.fromkeys(tensor.partition(PART)[0] for tensor in named if tensor)
-    if {*parameters} <= {*wrong_tensors}:
+    if trained <= {*wrong_tensors}:
         return "", None
     order = {module: place for place, module in enumerate(expected)}
     last = max(map(_module, wrong_tensors), key=lambda module: order.get(module, -1))

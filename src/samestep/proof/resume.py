@@ -78,7 +78,7 @@ def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord
         return ranks[number].trainings[name]
     alike = ranks[0].trainings.get(name, TrainingRecord())
     return TrainingRecord(
-        start_digest=alike.start_digest,
+        start_digests=alike.start_digests,
         rates=alike.rates,
         later={epoch: [] for epoch in alike.later},
         end_digests=alike.end_digests,
@@ -92,7 +92,7 @@ def _joined(began: TrainingRecord, continued: TrainingRecord) -> TrainingRecord:
         losses=began.losses + continued.losses,
         step_of=began.step_of + continued.step_of,
         weight_of=began.weight_of + continued.weight_of,
-        start_digest=began.start_digest,
+        start_digests=began.start_digests,
         autocast=began.autocast or continued.autocast,
         micro_batches=began.micro_batches + continued.micro_batches,
         rates=began.rates + continued.rates,

@@ -48,7 +48,8 @@ class TracedMicroBatch:
 class Trace:
     """One training, of an engine or of the reference, as the judge reads it.
 
-    micro_batches: [process][micro-batch in order]. start: per process, a digest of its first weights.
+    micro_batches: [process][micro-batch in order]. start: per process, a digest of each of its first weights and
+    buffers, in the order of the state.
 
     rates: [process][optimizer step][parameter group], the learning rate that each real step used.
     state: rank 0's final weights and buffers. evaluation: [process], empty without one. divided: parameter -> axis of
@@ -56,7 +57,7 @@ class Trace:
     """
 
     micro_batches: list[list[TracedMicroBatch]]
-    start: list[str | None]
+    start: list[list[str]]
     rates: list[list[list[float]]]
     state: State
     evaluation: list[EvaluationRecord]
@@ -110,7 +111,7 @@ def of_engine(record: Record, training: str) -> Trace:
     ranks = record.training(training)
     return Trace(
         micro_batches=[list(map(_traced, rank.micro_batches, rank.losses)) for rank in ranks],
-        start=[rank.start_digest for rank in ranks],
+        start=[rank.start_digests for rank in ranks],
         rates=[rank.rates for rank in ranks],
         state=record.arrays(training),
         evaluation=[rank.evaluation for rank in ranks if rank.evaluation],
@@ -166,7 +167,7 @@ class Expectation:
         held = [replicas[replicas_of(rank, processes, len(replicas), mesh)] for rank in range(processes)]
         return Trace(
             micro_batches=[_merged(replicas_held) for replicas_held in held],
-            start=[played.start_digest] * processes,
+            start=[played.start_digests] * processes,
             rates=[played.rates] * processes,
             state={} if variant else self.arrays(training),
             evaluation=[played.evaluation] if played.evaluation else [],

@@ -47,12 +47,10 @@ def _bytes(tensor: Tensor) -> bytes:
     return bytes_of(tensor).numpy().tobytes()
 
 
-def digest_state(model: nn.Module) -> str:
-    """Returns a digest of a module's parameters and buffers, in the order of its state dict."""
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in (value for value in full_state_dict(model).values() if isinstance(value, Tensor)):
-        state.update(_bytes(tensor.detach().cpu().contiguous()))
-    return state.hexdigest()
+def state_digests(model: nn.Module) -> list[str]:
+    """Returns a digest of each of a module's parameters and buffers, in the order of its state dict."""
+    tensors = [value for value in full_state_dict(model).values() if isinstance(value, Tensor)]
+    return [hashlib.blake2b(_bytes(t.detach().cpu().contiguous()), digest_size=8).hexdigest() for t in tensors]
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.digests import copied_parameters, digest_rows, digest_state, digests, divided_at
+from samestep.rank.digests import copied_parameters, digest_rows, digests, divided_at, state_digests
 from samestep.rank.row_order import row_orders
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
@@ -99,7 +99,7 @@ class Observer:
         self.world = world
         self.micro_batches: list[MicroBatchRecord] = []  # of each micro-batch
         self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
-        self.start_digest: str | None = None
+        self.start_digests: list[str] = []
         self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
         self.divided: dict[str, dict[str, int]] = {}  # as of TrainingRecord
         self.autocast = False
@@ -110,8 +110,8 @@ class Observer:
         self._buffers: dict[str, TensorRecord] = {}
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Takes the first weights' digest, and watches the optimizer's steps."""
-        self.start_digest = digest_state(model)
+        """Takes the first weights' digests, and watches the optimizer's steps."""
+        self.start_digests = state_digests(model)
         self._state_of = StateOf(model, optimizer)
         # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
         optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())

@@ -110,7 +110,8 @@ class TrainingRecord:
     losses, step_of, weight_of: the mean loss, step and weight of each micro-batch. step_s, wait_s: the seconds of each
     step, and how many of them it waited for data. busy_s: CPU seconds of each step in the thread that trains, without
     loading. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
-    began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
+    began_at: when the first batch was requested, Unix time in seconds. start_digests: of the first weights
+    and buffers, in the order of the state dict.
     Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter, and part of one, that other ranks hold,
     too, after the last step; divided: parameter -> axis of the mesh along which ranks have other parts of it, or others
@@ -130,7 +131,7 @@ class TrainingRecord:
     fetch_s: float = 0.0
     fetch_cpu_s: float = 0.0
     began_at: float | None = None
-    start_digest: str | None = None
+    start_digests: list[str] = field(default_factory=list)
     autocast: bool = False
     micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     later: Mapping[int, list[int]] = field(default_factory=dict)
@@ -204,7 +205,7 @@ class ReferenceTrainingRecord:
     rates: list[list[float]]
     norms: list[float]
     draws: bool
-    start_digest: str
+    start_digests: list[str]
     parameters: list[str]
     length: int
     clip_norm: float | None = None

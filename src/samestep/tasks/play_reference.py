@@ -19,7 +19,7 @@ from samestep.errors import NotFinite, UserError
 from samestep.job import Job
 from samestep.job.module_outputs import ModuleOutputs
 from samestep.message import message
-from samestep.rank.digests import digest_state
+from samestep.rank.digests import state_digests
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import (
     INTERRUPTED,
@@ -313,7 +313,7 @@ class ReferencePlayer:
         if dtype not in self.facts:
             write_start(self.folder, self.world.rank, self._own_dtype if dtype == OWN_DTYPE else dtype, start)
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-            self.facts[dtype] = ModelFacts(digest_state(model), names)
+            self.facts[dtype] = ModelFacts(state_digests(model), names)
         return self.facts[dtype], start
 
     def _with_noise(

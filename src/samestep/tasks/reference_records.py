@@ -14,9 +14,9 @@ from samestep.tasks.reference_tensors import distances
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The untrained model. digest: of its weights. parameters: their names."""
+    """The untrained model. digests: of its weights and buffers. parameters: their names."""
 
-    digest: str
+    digests: list[str]
     parameters: list[str]
 
 
@@ -35,7 +35,7 @@ def training_record(
         rates=result.rates,
         norms=result.norms,
         draws=result.draws,
-        start_digest=facts.digest,
+        start_digests=facts.digests,
         parameters=facts.parameters,
         length=len(job.train),
         clip_norm=job.clip_norm,

@@ -29,6 +29,8 @@ class Fault(PlantedFault):
     settings: Mapping[str, str] = field(default_factory=dict)
     mesh: str = ""  # how the ranks are arranged
     also: str = ""  # what of a proof it takes, as of ranks.reference_plan
+    axes: tuple[str, ...] = ()  # of the mesh, which it takes; none: it is there on one rank, too
+    modules: tuple[str, ...] = ()  # of which one is rightly named; none: no module is wrong before others
 
 
 DDP, RUN, SCHEDULE = "engines/ddp.py", "training.py", "data/schedule.py"

@@ -22,7 +22,7 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
-from samestep.rank.digests import digest_state
+from samestep.rank.digests import state_digests
 from samestep.rank.evaluate import chunk_rows
 from samestep.rank.job_errors import error_line, raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
@@ -234,7 +234,7 @@ def _check_model(job: Job, model: nn.Module, target: str) -> None:
     held = {id(parameter) for parameter in again.parameters()}
     if names := [name for name, p in model.named_parameters() if p.requires_grad and id(p) in held]:
         raise UserError(message("model_is_not_built_anew", job=target, parameter=names[0]))
-    if digest_state(model) != digest_state(again):
+    if state_digests(model) != state_digests(again):
         raise UserError(message("model_differs_from_call_to_call", job=target))
 
 
