@@ -89,14 +89,14 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
 
 
 def plant(
-    fault: Fault, references: References, jobs: Sequence[str] = (), *, threads: bool = False
+    fault: Fault, references: References, jobs: Sequence[str] = (), *, threads: bool = False, where: bool = False
 ) -> Iterator[dict[str, Any]]:
     """What the proof says about one fault on each of its jobs, at the references' number of ranks.
 
     The fault is on both sides, as users have one package: the reference is played by the patched one, too. Of a fault
     in an engine's file it is not, which no reference imports: `references` serve for all of these.
 
-    jobs: these, instead of the fault's own. threads: the ranks are threads.
+    jobs: these, instead of the fault's own. threads: the ranks are threads. where: parts of the mesh are proven, too.
     """
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings, fault.mesh)
@@ -118,7 +118,7 @@ def plant(
                 verdict = judged(reference, facts, train, fault.also, references.reference_rank.work)
             except RanksFailed as error:
                 verdict = Verdict("failed", reason=reason(error))
-            if facts.mesh and verdict.verdict in ("differs", "failed"):
+            if where and verdict.verdict in ("differs", "failed"):
                 with Parts(fault, source, references.reference_rank, threads=threads) as parts:
                     verdict = replace(verdict, origin=parts.origin(plans[-1], size, verdict))
             yield row | told(fault, verdict) | {"notes": verdict.notes}

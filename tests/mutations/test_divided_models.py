@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lane_marks import CHECK, FULL
 from mutations.faults import Fault, context, expert, fsdp_mesh, pipeline, tensor
 from mutations.faults.fsdp_mesh import COPIES, DIVIDED, FSDP
+from mutations.faults.origins import with_origins
 from mutations.faults.tensor import JOBS, MESH, TENSOR
 from mutations.plant import References, plant
 from ranks import SOURCE, Ranks
 
 SIZE = 4
-FAULTS = (*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS, *pipeline.FAULTS, *expert.FAULTS)
+FAULTS = with_origins((*tensor.FAULTS, *fsdp_mesh.FAULTS, *context.FAULTS, *pipeline.FAULTS, *expert.FAULTS))
 IMPORT = "from torch import nn\n"
 HEALTHY = (
     Fault("tensor: nothing", TENSOR, IMPORT, IMPORT, (), "", JOBS, engine="tensor", mesh=MESH),
@@ -70,12 +71,30 @@ def test_a_fault_is_caught(fault: Fault, references: References) -> None:
     assert row["verdict"] in ("differs", "failed") and row.get("quantity", row["verdict"]) in fault.named, row
 
 
+# One of each engine: of an axis, of a module in the forward pass, of two axes together, of a rank, and of none.
+LOCATED = (
+    "tensor: the parts of an output averaged, not added up",
+    "fsdp: replicas of shards are sharded, and never averaged",
+    "context: the gradient of keys from this rank's queries alone",
+    "pipeline: a stage that does not step",
+    "expert: an expert takes at most four tokens",
+    "tensor: gradients averaged over all ranks, which have other parts",
+)
+
+
+@pytest.mark.parametrize("name", LOCATED)
+@pytest.mark.check
+def test_its_axis_and_its_module_are_named(name: str, references: References) -> None:
+    (row,) = plant(next(fault for fault in FAULTS if fault.name == name), references, threads=True, where=True)
+    assert row["axes_right"] and row["module_right"], row
+
+
 def main(file: Path, words: str = "") -> None:
     with Ranks(1) as reference_rank:
         references = References(reference_rank, SIZE)
         rows = []
         for fault in (fault for fault in (*HEALTHY, *FAULTS) if words in fault.name):
-            rows += plant(fault, references, threads=True)
+            rows += plant(fault, references, threads=True, where=True)
             told = rows[-1]
             shown = ("verdict", "named", "quantity", "reason", "axes_right", "axes", "module_right", "module", "fault")
             print(*(told.get(key) for key in shown), flush=True)

@@ -73,3 +73,10 @@ def test_its_arithmetic_is_in_the_error() -> None:
     fields = {"mesh": "data=2,tensor=2", "ranks": 4, "nproc": 3, "nnodes": None, "product": "2 x 2"}
     assert raised.value.message.id == "mesh_of_other_ranks"
     assert dict(raised.value.message.fields) == fields
+
+
+def test_its_parts_are_some_of_its_axes() -> None:
+    parts = Mesh(stage=2, data=3, tensor=2).parts
+    assert [str(part) for part in parts[:4]] == ["", "stage=2", "data=3", "tensor=2"]
+    assert (len(parts), parts[0].size, parts[-1]) == (8, 1, Mesh(stage=2, data=3, tensor=2))
+    assert Mesh().parts == [Mesh()]

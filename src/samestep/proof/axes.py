@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samestep.message import Message, message
 from samestep.proof.compare import Comparison
 from samestep.proof.modules import module_of
 from samestep.proof.plan import AS_OWN, QUICK, loop_layout, own_dtype_layout
-from samestep.proof.trace import Expectation
+from samestep.proof.trace import Expectation, of_engine
 from samestep.records.inspection import EngineFacts
 from samestep.records.origin import AxisTrial, Origin
 from samestep.records.plan import OUTPUTS, LayoutPlan, ProveTask, Subset, Task
 from samestep.records.record import Record
 from samestep.records.results import Verdict
-from samestep.world.mesh import Mesh
+
+if TYPE_CHECKING:
+    from samestep.world.mesh import Mesh
 
 STILL = 1e-9  # of the furthest that a parameter moves: one that moves less is frozen, or has a gradient of rounding
 
@@ -58,8 +60,8 @@ def origin_of(trials: Sequence[AxisTrial]) -> Origin:
         said = message("axes_not_known", **fields)
     else:
         axes = {*whole.axes}
-        together = "wrong_along_axis" if len(axes) == 1 else "wrong_along_axes_together"
-        said = message(together, axes=[*whole.axes], mesh=whole.mesh, **fields)
+        at = {"axes": [*whole.axes], "mesh": _part(whole), "gone": fields["gone"]}
+        said = message("wrong_along_axis", **at) if len(axes) == 1 else message("wrong_along_axes_together", **at)
     return Origin(tuple(axis for axis in whole.axes if axis in axes), said=(said,), trials=tuple(trials))
 
 
@@ -136,7 +138,8 @@ def with_module(origin: Origin, verdict: Verdict, played: Expectation, record: R
     differences = [*Comparison(played, record, _names(verdict)).divergences(training)]
     tied = _tied(played.arrays(training), record.arrays(divergence.name))
     differences = [difference for difference in differences if difference.tensor not in tied]
-    module, said = module_of(differences, _trained(played, training) - tied, expected, found)
+    observed = of_engine(record, divergence.name)
+    module, said = module_of(differences, observed, _trained(played, training) - tied, expected, found)
     return replace(origin, module=module, said=(*origin.said, *([said] if said else [])))
 
 

@@ -8,13 +8,14 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.compare import PART
+from samestep.proof.trace import Trace
 from samestep.records.results import Divergence
 
 if TYPE_CHECKING:
@@ -30,33 +31,46 @@ OF_TENSORS = (
     "buffer",
     "replicas",
 )  # the quantities that name tensors
+OF_RANKS = ("learning rate", "optimizer steps", "parameter groups")  # those of what a rank does with all that it has
 
 
 def module_of(
-    divergences: Sequence[Divergence], trained: Set[str], expected: Outputs, found: Sequence[Outputs]
+    differences: Sequence[Divergence], observed: Trace, trained: Set[str], expected: Outputs, found: Sequence[Outputs]
 ) -> tuple[str, Message | None]:
     """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
     can be told from the others.
 
-    divergences: all of one training, the first one first. trained: the parameters that move. expected: module -> its
-    values, in the order of the forward pass. found: the same of each rank.
+    differences: all of one training, the first one first. observed: the training. trained: the parameters that move.
+    expected: module -> its values, in the order of the forward pass. found: the same of each rank.
     """
-    first = divergences[0]
+    first = differences[0]
     if first.quantity == "loss" and not first.step:
         wrong, compared = first_wrong_output(expected, found)
         if wrong:
             return wrong, message("outputs_wrong_from_module", module=wrong)
         if compared:
             return "loss", message("outputs_right_but_loss", modules=compared)
-    if first.quantity not in OF_TENSORS:
-        return "", None
-    named = [divergence.tensor for divergence in divergences if divergence.quantity == first.quantity]
-    wrong_tensors = dict.fromkeys(tensor.partition(PART)[0] for tensor in named if tensor)
-    if trained <= {*wrong_tensors}:
+    alike = [difference for difference in differences if difference.quantity == first.quantity]
+    wrong_tensors: Iterable[str] = ()
+    if first.quantity in OF_TENSORS:
+        wrong_tensors = dict.fromkeys(each.tensor.partition(PART)[0] for each in alike if each.tensor)
+    elif first.quantity in OF_RANKS:
+        ranks = {each.rank for each in alike if each.rank is not None and each.step == first.step}
+        wrong_tensors = [name for name in observed.divided if _holders(observed, name) <= ranks]
+    if not wrong_tensors or trained <= {*wrong_tensors}:
         return "", None
     order = {module: place for place, module in enumerate(expected)}
     last = max(map(_module, wrong_tensors), key=lambda module: order.get(module, -1))
+    if first.quantity in OF_RANKS:
+        return last, message("ranks_wrong_from_module", module=last, tensors=[*wrong_tensors])
     return last, message("tensors_wrong_from_module", module=last, tensors=[*wrong_tensors])
+
+
+def _holders(observed: Trace, tensor: str) -> set[int]:
+    """Returns the ranks that have a part of a divided tensor, or all of it."""
+    assert observed.mesh
+    held, ranks = observed.divided[tensor], range(observed.mesh.size)
+    return {rank for rank in ranks if all(observed.mesh.coordinates(rank)[axis] in held[axis] for axis in held)}
 
 
 def _module(tensor: str) -> str:
