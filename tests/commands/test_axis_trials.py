@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from budget import deadline
-from command import TESTS, samestep
+from budget import budget, deadline
+from command import TESTS
 from mutations.faults import Fault
 from mutations.plant import patched
 from mutations.test_divided_models import FAULTS, HEALTHY
+from samestep.launch.fork_client import SOCKETS
 from samestep.records.origin import Origin
 from samestep.records.results import RESULTS, CompareResults, read_results
 
@@ -20,10 +23,13 @@ FAULTY = next(fault for fault in FAULTS if fault.name == "tensor: the parts of a
 
 def located(fault: Fault, folder: Path) -> tuple[str, Origin | None]:
     """The verdict on a job with a fault in the package, and where it is."""
-    path = f"{patched(fault, folder)}:{TESTS}"
     job = f"{TESTS}/mutations/jobs.py:{fault.jobs[0]}"
-    words = ("verify", job, "--engine", fault.engine, "--mesh", fault.mesh, "--quick", *deadline())
-    samestep(*words, out=folder / "out", cwd=folder, env={**os.environ, "PYTHONPATH": path})
+    words = ["verify", job, "--engine", fault.engine, "--mesh", fault.mesh, "--quick", "--out", str(folder / "out")]
+    # Without the fork servers of the tests, which have the package without the fault.
+    environment = {name: value for name, value in os.environ.items() if name != SOCKETS}
+    environment["PYTHONPATH"] = f"{patched(fault, folder)}:{TESTS}"
+    command = [sys.executable, "-m", "samestep", *words, *deadline()]
+    subprocess.run(command, env=environment, cwd=folder, capture_output=True, timeout=budget(150), check=False)
     assert (folder / "out" / RESULTS).exists()
     (row,) = read_results(CompareResults, folder / "out").engines
     return row.verdict, row.origin

@@ -382,7 +382,7 @@ def origins(row: EngineResult) -> tuple[Message, ...]:
 
 def trials(results: CompareResults) -> list[str]:
     """Returns a sentence for each fault that the reference has replayed for a difference, those first that leave the
-    least of it unexplained."""
+    least of it unexplained; and for each part of a mesh on which it was proven again."""
     said = []
     for row in results.engines:
         tried = row.first_divergence.tried if row.first_divergence else ()
@@ -394,6 +394,12 @@ def trials(results: CompareResults) -> list[str]:
             said.append(message("fault_and_what_it_leaves", engine=label(row), fault=fault, left=left))
             if left is None:
                 said[-1] = message("fault_could_not_be_tried", engine=label(row), fault=fault)
+        for part in row.origin.trials if row.origin else ():
+            fields = {"engine": label(row), "part": part.mesh or message("one_rank")}
+            if part.differs is None:
+                said.append(message("part_could_not_be_tried", why=part.why, **fields))
+            else:
+                said.append(message("part_is_wrong", **fields) if part.differs else message("part_is_right", **fields))
     return _sentences(said)
 
 
