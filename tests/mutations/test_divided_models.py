@@ -98,7 +98,7 @@ def main(file: Path, words: str = "") -> None:
             told = rows[-1]
             shown = ("verdict", "named", "quantity", "reason", "axes_right", "axes", "module_right", "module", "fault")
             print(*(told.get(key) for key in shown), flush=True)
-    file.write_text(json.dumps(rows, indent=1, default=str) + "\n")
+            file.write_text(json.dumps(rows, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":
