@@ -86,7 +86,8 @@ ORIGINS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context: gradients not reduced over the sequence ranks": (("sequence",), ("blocks.1.feed.2",)),
     "context: gradients not reduced over the replicas": (DATA, WHOLE),
     "context: the gradients of blocks divided by the sequence ranks, too": (("sequence",), ("blocks.1.feed.2",)),
-    "context: the gradients before the blocks multiplied by the sequence ranks": (("sequence",), ENDS),
+    # Each block takes its chunk and joins it again: before the last one is the one before it.
+    "context: the gradients before the blocks multiplied by the sequence ranks": (("sequence",), ("blocks.0.feed.2",)),
     "context: the mask of another chunk's positions": (("sequence",), ("blocks.0.project",)),
     # Positions meet first in the first attention.
     "context: the positions of another chunk": (("sequence",), ("blocks.0.norm1", "blocks.0.project")),
