@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -48,30 +49,14 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
 
     Raises UserError for a script that is not there, and TrainingFailed for one that fails.
     """
-    if why := why_no_path(words[0]):
-        raise UserError(f"SCRIPT {words[0][:80] or repr('')}: {why}")
-    command = words if not options.module and is_command(words) else None
-    script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
-    if options.launcher not in CHECK_LAUNCHERS:
-        raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(CHECK_LAUNCHERS)}")
-    if not command:
-        _say_misplaced(arguments)
-    check_rank_number("--nproc", options.nproc)
-    _refuse_ranks()
+    command, script, arguments = words_of(options, words)
     if options.out and (options.out / PLAN).exists():
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
-    training = shlex.join([*redacted(arguments), f"at {time.time()}"])  # each has a folder of its own
-    folder = prepare(
-        options.out,
-        ResultsIdentity("check", script, __version__, options.nproc, steps=options.steps, training=training),
-    )
+    folder = prepare_folder(options, script, arguments)
     keep = options.replay and options.nproc > 1
     plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep, module=options.module)
-    write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
     try:
-        record = _run(options, folder, options.nproc, command)
-        plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
-        ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
+        plan, ranks, record = record_script(options, plan, command)
         sources = read_sources(files_of(ranks))
         results = with_coefficients(judge(plan, ranks, record, typed_command()), ranks, sources)
         if keep and results.answer == "differs" and not one_process_decides(results.findings):
@@ -97,6 +82,47 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     return results
 
 
+def words_of(options: CheckOptions, words: Sequence[str]) -> tuple[Sequence[str] | None, str, list[str]]:
+    """Returns (the command that starts the ranks, or None; the script, or the command's first word; the arguments).
+
+    Raises UserError for a script that is not there, and for options that cannot be.
+    """
+    if why := why_no_path(words[0]):
+        raise UserError(f"SCRIPT {words[0][:80] or repr('')}: {why}")
+    command = words if not options.module and is_command(words) else None
+    script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
+    if options.launcher not in CHECK_LAUNCHERS:
+        raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(CHECK_LAUNCHERS)}")
+    if not command:
+        _say_misplaced(arguments)
+    check_rank_number("--nproc", options.nproc)
+    _refuse_ranks()
+    return command, script, arguments
+
+
+def prepare_folder(options: CheckOptions, script: str, arguments: Sequence[str]) -> Path:
+    """Creates the folder of a check's records and results."""
+    training = shlex.join([*redacted(arguments), f"at {time.time()}"])  # each has a folder of its own
+    return prepare(
+        options.out,
+        ResultsIdentity("check", script, __version__, options.nproc, steps=options.steps, training=training),
+    )
+
+
+def record_script(
+    options: CheckOptions, plan: ScriptPlan, command: Sequence[str] | None, python: str = sys.executable
+) -> tuple[ScriptPlan, list[ScriptRecord], Record]:
+    """Runs a plan's script until its steps are recorded. command: as of words_of; python: that runs the ranks.
+
+    The fork server that a launch may have started still runs: who calls this closes it.
+    """
+    folder = Path(plan.out)
+    write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
+    record = _run(options, folder, options.nproc, command, python)
+    plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
+    return plan, [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)], record
+
+
 def _refuse_ranks() -> None:
     """Raises UserError where a launcher has started this command as one of its ranks."""
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -114,7 +140,13 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return script, arguments
 
 
-def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] | None = None) -> Record:
+def _run(
+    options: CheckOptions,
+    folder: Path,
+    nproc: int,
+    words: Sequence[str] | None = None,
+    python: str = sys.executable,
+) -> Record:
     machines = Machines()
     if words:
         try:
@@ -125,8 +157,11 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
             why = message("command_started_no_rank", command=words[0], ranks=nproc, error=error.message)
             raise TrainingFailed(why) from None
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
-    if options.launcher == launch.FORK:
+    if options.launcher == launch.FORK and python == sys.executable:
         fork_client.start("ranks")
+    elif python != sys.executable:
+        argv = tuple(python if word == sys.executable else word for word in command.argv)
+        command = replace(command, argv=argv, fork=None)
     return _supervise(command, options, folder, nproc)
 
 

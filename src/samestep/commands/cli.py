@@ -237,10 +237,17 @@ def check(
     script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A script as torchrun runs it.")],
     json_: Json = False,
 ) -> int:
-    """Run a script of your own, unedited, with a recorder on each rank; judge its steps and name the first divergence.
-    Exit 1 if something is wrong, 3 if nothing is but a proof needs more."""
+    """Run a script of your own, unedited, with a recorder on each rank; judge its steps and name the first divergence;
+    or compare them with a git revision's. Exit 1 if something is wrong, 3 if nothing is but a proof needs more."""
+    from samestep.report.check import show_check, show_diff
+
+    if options.against or options.packages:
+        from samestep.commands.against import check_against
+
+        compared = check_against(options, script)
+        _print(compared, json_, show_diff)
+        return exit_code_of_check(compared, allow_unknown=options.allow_unknown)
     from samestep.commands.check import check as checked
-    from samestep.report.check import show_check
 
     results = checked(options, script)
     _print(results, json_, show_check)

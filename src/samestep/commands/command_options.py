@@ -354,7 +354,8 @@ class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
     ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
     part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
-    module's name. out, deadline_s, stall_s: as of the other commands."""
+    module's name. against: a git revision with which the steps are compared, in place of a replay; packages: of the
+    other side. out, deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
@@ -368,6 +369,22 @@ class CheckOptions(Options):
         bool,
         Option("--fix", help="Try the patches on a copy of the script, and check it; your files stay."),
     ] = False
+    against: Annotated[
+        str,
+        Option(
+            metavar="REV[:SCRIPT]",
+            help="Compare the steps with those of a git revision; SCRIPT: its path there, if it was moved.",
+        ),
+    ] = ""
+    packages: Annotated[
+        Sequence[str],
+        Typed(list[str], []),
+        Option(
+            "--with",
+            metavar="PACKAGE==VERSION",
+            help="Compare with another version of a package, in an environment of its own; repeatable.",
+        ),
+    ] = ()
     module: Annotated[bool, Option("-m", help="SCRIPT is a module's dotted name, as for python -m.")] = False
     out: Annotated[Path | None, Option(help="Folder for the records; by default a dated one under runs/.")] = None
     launcher: Annotated[str, Option(help="torchrun; or fork, which imports torch once for all ranks (CPU only).")] = (

@@ -258,8 +258,17 @@ class Parameters:
 
     def held_by(self, optimizer: Optimizer) -> list[str]:
         """Returns the names of those that are in an optimizer's groups."""
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        return [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
+        return [name for group in optimizer.param_groups for name in self.of_group(group)]
+
+    def of_group(self, group: Mapping[str, Any]) -> list[str]:
+        """Returns the names of those in one group of an optimizer."""
+        return [self._names[id(parameter)] for parameter in group["params"] if id(parameter) in self._names]
+
+    def sums(self) -> dict[str, Tensor]:
+        """Returns the compressed sums of the weights; of sharded ones this rank's part."""
+        whole = {n: p for n, p in self.by_name.items() if id(p) not in self.flattened.parts}
+        held = {n: p for n, p in whole.items() if n in self.shards or not sharding.is_sharded(p)}
+        return {n: sharding.sums_of_part(p) for n, p in held.items() if not sharding.is_partitioned(p)}
 
     def begin_backward(self) -> None:
         self._taken_gradients.begin_backward(self.by_name)

@@ -28,17 +28,20 @@ from samestep.recorder.losses import cut_gathers, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.row_draws import RowDraws
+from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
 from samestep.recorder.untrained import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
 from samestep.records.files import write
 from samestep.records.script import (
+    AFTER,
+    BEFORE,
     CLOSURES,
     ClipRecord,
     ClosureRecord,
+    GroupSettings,
     LoopRecord,
-    ScheduleRecord,
     ScriptPlan,
     ScriptRecord,
     StepRecord,
@@ -184,6 +187,8 @@ class Recorder:
         self._optimizer_steps = OptimizerSteps(
             begin=self._begin_step, take=self._take, around_call=self._around_closure, end=self._after_step
         )
+        self._first_sums: dict[str, Tensor] = {}  # of the weights before the first step
+        self._settings: dict[int, list[GroupSettings]] = {}  # id of an optimizer -> of its last step
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
         self._loops = list[LoopRecord]()  # around the first step
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
@@ -260,10 +265,7 @@ class Recorder:
             ties=self.parameters.ties,
             still=self.parameters.still(),
             loops=self._loops,
-            schedules=[
-                ScheduleRecord(number, patches.length_of(scheduler))
-                for number, scheduler in enumerate(self._schedulers)
-            ],
+            schedules=[schedule_record(number, scheduler) for number, scheduler in enumerate(self._schedulers)],
             follows=self._untrained.follows(self.parameters.by_name, self.parameters.start),
         )
 
@@ -331,6 +333,7 @@ class Recorder:
         self._untrained.forget()
         self._evaluations.forget()
         self._optimizers.clear()
+        self._settings.clear()
         self._rollouts.clear()
         self._randoms.record, self._row_draws.beside = Randoms().record, []
         self._forget_forwards()
@@ -423,7 +426,21 @@ class Recorder:
         self.timed(self._sites.note)("optimizer step")
         if not self.steps:
             self._loops = self.timed(loops_around)(sys._getframe(), self._sites.is_users)
+            self._first_sums = self.timed(self._sums_of_weights)(BEFORE)
         self.timed(self._untrained.note_updates)(self.window.done > 0)
+
+    def _sums_of_weights(self, kind: str) -> dict[str, Tensor]:
+        """Returns the sums of the weights as they are now, where the plan asks for them. kind: BEFORE or AFTER."""
+        sums = self.parameters.sums() if self._plan.weights else {}
+        return {kind.format(name): array for name, array in sums.items()}
+
+    def _new_settings(self, optimizer: Optimizer) -> list[GroupSettings]:
+        """Returns the settings of an optimizer's groups; none where they are those of its step before."""
+        settings = settings_of(optimizer, self.parameters.of_group)
+        if self._settings.get(id(optimizer)) == settings:
+            return []
+        self._settings[id(optimizer)] = settings
+        return settings
 
     def _take(self) -> None:
         """Takes the gradients. Horovod's wrapper reduces them before the optimizer's own step: the last ones count."""
@@ -477,7 +494,9 @@ class Recorder:
             name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
         }
         window, self.window = self.window, Window()
-        window.write(self._folder, self._world.rank, len(self.steps), taken)
+        sums = self._sums_of_weights(AFTER) | self._first_sums
+        self._first_sums = {}
+        window.write(self._folder, self._world.rank, len(self.steps), taken, sums)
         weights, moved = self.parameters.after_step()
         if not self.steps:
             self._untrained.add_copies(self.parameters.by_name)
@@ -511,6 +530,7 @@ class Recorder:
                 unawaited=window.unawaited,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
                 uncleared=[] if self.engine else self.parameters.uncleared(held),
+                settings=self._new_settings(optimizer),
             )
         )
         if window.calls:

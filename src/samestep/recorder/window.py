@@ -145,9 +145,12 @@ class Window:
         trained = {row for micro_batch in self.micro_batches for row in micro_batch.rows}
         return sum(not micro_batch.rows or not trained.issuperset(micro_batch.rows) for micro_batch in self.removed)
 
-    def write(self, folder: Path, rank: int, step: int, taken: Mapping[str, Tensor]) -> None:
-        """Writes the arrays of a step. taken: parameter -> the gradient that the optimizer took."""
-        arrays: dict[str, NDArray[Any]] = {}
+    def write(
+        self, folder: Path, rank: int, step: int, taken: Mapping[str, Tensor], sums: Mapping[str, Tensor]
+    ) -> None:
+        """Writes the arrays of a step. taken: parameter -> the gradient that the optimizer took. sums: further arrays,
+        by their names in the file."""
+        arrays: dict[str, NDArray[Any]] = {name: _array(array) for name, array in sums.items()}
         for name, gradient in taken.items():
             arrays[TAKEN.format(name)] = _array(gradient)
             for number, local in self.local.get(name, {}).items():

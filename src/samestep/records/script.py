@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from samestep.message import Message
 from samestep.records.call_site import CallRecord, CallSite
@@ -20,6 +20,8 @@ STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
+# The same sums of the weights before the first step, and after each one, where the plan asks for them.
+BEFORE, AFTER = "before {}", "after {}"
 CLOSURES = "closures-rank{}.json"
 UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has failed
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
@@ -68,7 +70,7 @@ class ScriptPlan:
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
     keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
-    script is a module's name, as for python -m.
+    script is a module's name, as for python -m. weights: whether to record sums of the weights after each step.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -82,6 +84,7 @@ class ScriptPlan:
     replay: ReplayPlan | None = None
     ranks: int = 0
     module: bool = False
+    weights: bool = False
 
 
 # What happens in the steps
@@ -133,6 +136,14 @@ class ClipRecord:
 
 
 @dataclass(frozen=True)
+class GroupSettings:
+    """What an optimizer's group of parameters is moved by: its numbers, as lr, momentum and weight_decay."""
+
+    parameters: list[str]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One step of an optimizer.
 
@@ -150,7 +161,8 @@ class StepRecord:
     gathered from the ranks has a gradient for this rank's part alone. late_clips: clippings since the step before whose
     gradients were removed before any backward pass: of gradients that a step had taken already. unawaited: reductions
     (async_op=True) whose tensor was changed before they were awaited, or that the step did not wait for. uncleared:
-    parameters whose gradient still holds what the optimizer's step before has taken.
+    parameters whose gradient still holds what the optimizer's step before has taken. settings: of the optimizer's
+    groups, of the first step and of those that have others than the step before; empty where they are as before.
     """
 
     optimizer: int
@@ -178,6 +190,7 @@ class StepRecord:
     late_clips: int = 0
     unawaited: int = 0
     uncleared: list[str] = field(default_factory=list)
+    settings: list[GroupSettings] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -303,10 +316,13 @@ class LoopRecord:
 
 @dataclass(frozen=True)
 class ScheduleRecord:
-    """A schedule of torch.optim.lr_scheduler. length: how often it is to be advanced; None where it has no end."""
+    """A schedule of torch.optim.lr_scheduler. length: how often it is to be advanced; None where it has no end.
+    kind: its class. values: the numbers that it was made with."""
 
     number: int
     length: int | None
+    kind: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -408,6 +424,10 @@ Question = Literal[
     "replayed rate",
     "replayed weights",
     "replayed micro-batches",
+    "micro-batches",
+    "precision",
+    "loss",
+    "settings",
 ]
 
 
@@ -417,7 +437,8 @@ class Finding:
 
     divergence: what differs first, of an answer that differs; its cause is the message. sites: the lines of the user's
     code where it arises, the likeliest first. remedy: of an unknown one, what it would take to judge it.
-    patch: the lines to write instead, as a unified diff; '' where none is certain.
+    patch: the lines to write instead, as a unified diff; '' where none is certain. expected_sites: the lines of what
+    the script is compared with.
     """
 
     question: Question
@@ -427,6 +448,7 @@ class Finding:
     sites: list[CallSite] = field(default_factory=list)
     remedy: Message | None = None
     patch: str = ""
+    expected_sites: list[CallSite] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -466,10 +488,23 @@ class CheckResults:
 
 
 @dataclass(frozen=True)
+class ChangedLines:
+    """A place in a file that two sides have otherwise. text: its hunk of a unified diff, without the head. before: the
+    file's name on the first side, '' where it has none; after: on the second. line: of the second, or of the first."""
+
+    before: str
+    after: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
 class DiffResults:
     """The results of `samestep diff`: as CheckResults, of the records in the folder `second` against `first`.
 
-    resumed_at: steps of the first before the checkpoint with which the second began."""
+    resumed_at: steps of the first before the checkpoint with which the second began. changes: of `check --against`: the
+    places that the two sides have otherwise, those nearest to the first difference before the others. more_changes: how
+    many further ones there are. against: its first side, as it is named; folder: of its records."""
 
     first: str
     second: str
@@ -479,6 +514,10 @@ class DiffResults:
     first_divergence: Divergence | None
     notes: list[Message] = field(default_factory=list)
     resumed_at: int = 0
+    changes: list[ChangedLines] = field(default_factory=list)
+    more_changes: int = 0
+    against: str = ""
+    folder: str = ""
 
 
 def question_of(results: CheckResults | DiffResults) -> Question | Literal[""]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from samestep.message import Message, message
+from samestep.records.call_site import CallSite
 from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
 from samestep.report.language import text
@@ -44,6 +45,10 @@ QUESTIONS: Mapping[Question, Message] = {
     "replayed rate": message("question_replayed_rate"),
     "replayed weights": message("question_replayed_weights"),
     "replayed micro-batches": message("question_replayed_micro_batches"),
+    "micro-batches": message("question_micro_batches"),
+    "precision": message("question_precision"),
+    "loss": message("question_loss"),
+    "settings": message("question_settings"),
 }
 # What a divergence of a script is of; see proof/script.
 QUANTITIES: Mapping[str, Message] = {
@@ -70,6 +75,12 @@ QUANTITIES: Mapping[str, Message] = {
     "clipped gradient against one process": message("quantity_clipped_gradient_against_one_process"),
     "weights against one process": message("quantity_weights_against_one_process"),
     "micro-batches of a step": message("quantity_micro_batches_of_a_step"),
+    "dtypes": message("quantity_dtypes"),
+    "limit of clipping": message("quantity_limit_of_clipping"),
+    "loss": message("quantity_loss"),
+    "setting of the optimizer": message("quantity_setting_of_the_optimizer"),
+    "setting of the schedule": message("quantity_setting_of_the_schedule"),
+    "calls of set_epoch": message("quantity_calls_of_set_epoch"),
 }
 
 
@@ -82,14 +93,30 @@ def show_diff(results: DiffResults) -> None:
     """Prints what is the same in two records, and where they part."""
     said = [message("note", note=note) for note in results.notes]
     paths = {"first": results.first, "second": results.second}
+    lines_of_sides: list[str] = []
     if results.first_divergence:
         said += _divergence(message("second_against_first", **paths), results.first_divergence)
+        found = next(each for each in results.findings if each.divergence == results.first_divergence)
+        lines_of_sides = [*_places(found, found.expected_sites), *_places(found), *_changes(results)]
     elif results.answer == "right":
         after = results.resumed_at - 1 if results.resumed_at else None
         said.append(message("second_took_the_steps", steps=results.steps, after=after, **paths))
     else:
         said.append(message("comparison_unknown"))
-    _show(results.findings, ["", *map(text, said)])
+    if results.folder:
+        lines_of_sides.append(text(message("records_of_both_sides", folder=results.folder)))
+    _show(results.findings, ["", *map(text, said), *lines_of_sides])
+
+
+def _changes(results: DiffResults) -> list[str]:
+    """Returns the changed lines that are nearest to the first difference."""
+    shown = [text(message("changed_lines_nearest"))] if results.changes else []
+    for place in results.changes:
+        name = place.after or place.before
+        shown += [f"  {name}:{place.line}", *(f"    {line}" for line in place.text.splitlines())]
+    if results.more_changes:
+        shown.append(text(message("more_changed_places", places=results.more_changes)))
+    return shown
 
 
 def lines(results: CheckResults) -> list[str]:
@@ -122,11 +149,12 @@ def _by_cause(findings: Sequence[Finding], answer: Answer) -> list[Finding]:
     return sorted(answered, key=lambda finding: finding.divergence.order if finding.divergence else -1)
 
 
-def _places(finding: Finding) -> list[str]:
-    """Returns the lines of the user's code where a finding arises, relative to the working directory."""
+def _places(finding: Finding, sites: Sequence[CallSite] | None = None) -> list[str]:
+    """Returns the lines of the user's code where a finding arises, relative to the working directory. sites: those of
+    the other side of a comparison."""
     here = Path.cwd()
     places = []
-    for site in finding.sites:
+    for site in finding.sites if sites is None else sites:
         file = Path(site.file)
         shown = file.relative_to(here) if file.is_relative_to(here) else file
         places.append(f"  {shown}:{site.line}" + (f": {site.code}" if site.code else ""))

@@ -4,71 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from samestep.errors import TrainingFailed
 from samestep.message import Message, message
+from samestep.proof.script.compared_gradients import gradients
+from samestep.proof.script.compared_settings import clipping, order, precision, schedules, settings
+from samestep.proof.script.compared_weights import averages, buffers, weights
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
-from samestep.proof.script.replay import FIRST, LATER, WEIGHTS, coarser_of, same_rates
+from samestep.proof.script.matching import FROZEN, is_frozen
+from samestep.proof.script.record_pair import RecordPair
+from samestep.proof.script.replay import FIRST, coarser_of, same_rates
 from samestep.proof.script.rows import trained
-from samestep.proof.script.step_gradients import Array, arrays_of_ranks, norm, norm_of_all, whole_gradients
-from samestep.records.record import Record
-from samestep.records.script import END, START, TAKEN, Answer, Finding, Question, ScriptRecord, StepRecord
+from samestep.records.script import Answer, Finding, Question, ScriptRecord
 
 NEEDED = ("gradient", "rows", "rate")  # without these answers nothing is the same
 
 
-@dataclass(frozen=True)
-class RecordPair:
-    """Two recordings, and their folders. since: the step of the first with which the second begins."""
-
-    first: Ranks
-    second: Ranks
-    first_record: Record
-    second_record: Record
-    since: int = 0
-
-    @property
-    def steps(self) -> int:
-        """How many steps can be compared: those that every rank of both has taken."""
-        return max(0, min(len(common_steps(self.first)) - self.since, len(common_steps(self.second))))
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether no rank has taken a step that is not compared."""
-        ahead = (len(rank.steps) - self.since > self.steps for rank in self.first)
-        return not any(ahead) and all(len(rank.steps) == self.steps for rank in self.second)
-
-    @property
-    def resumed_since(self) -> int | None:
-        """The step with which a resumed run begins; None where the second is not one."""
-        return self.since or None
-
-    def steps_of_rank_0(self, number: int) -> tuple[StepRecord, StepRecord]:
-        """Returns the second's step `number` after the first's step beside it."""
-        return self.first[0].steps[self.since + number], self.second[0].steps[number]
-
-    def taken(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns the gradients that the optimizers took in these steps."""
-        first = _taken(self.first, self.first_record, self.since + number)
-        return first, _taken(self.second, self.second_record, number)
-
-
 def compare_records(pair: RecordPair) -> list[Finding]:
     """Answers what is the same in two recordings, in the order in which a step goes."""
+    pair = pair.with_matched_names()
     if not pair.steps:
         return [Finding("steps", "unknown", message("record_without_steps"))]
     shorter = None if pair.ends_together else message("as_many_as_both_have")
     compared = message("steps_are_compared", steps=pair.steps, shorter=shorter, since=pair.resumed_since)
+    findings = [Finding("steps", "right", compared), _start(pair), _rows(pair)]
+    if pair.since:
+        return [*findings, *gradients(pair), _resumed_rates(pair), _resumed_weights(pair)]
     return [
-        Finding("steps", "right", compared),
-        _start(pair),
-        _rows(pair),
-        _gradients(pair),
-        _rates(pair),
-        _weights(pair),
+        *findings,
+        *precision(pair),
+        *gradients(pair),
+        *clipping(pair),
+        *settings(pair),
+        weights(pair),
+        *averages(pair),
+        *buffers(pair),
+        *schedules(pair),
+        *order(pair),
     ]
 
 
@@ -80,16 +53,17 @@ def answer_of(findings: Sequence[Finding]) -> Answer:
     return "right" if right.issuperset(NEEDED) else "unknown"
 
 
-def _taken(ranks: Ranks, record: Record, step: int) -> dict[str, Array]:
-    shards = ranks[0].steps[step].shards
-    return whole_gradients(arrays_of_ranks(record, ranks if shards else ranks[:1], step), TAKEN, shards)[0]
-
-
 def _start(pair: RecordPair) -> Finding:
     question: Question = "initial weights"
     first, second = pair.first[0], pair.second[0]
     if not first.start or not second.start:
         return Finding(question, "unknown", message("records_without_whole_weights"))
+    if apart := [(name, other) for other, name in pair.names.items() if is_frozen(name) != is_frozen(other)]:
+        name, other = apart[0]
+        cause = message("trained_in_one_alone", parameters=len(apart))
+        states = [message("is_frozen" if is_frozen(each) else "is_trained") for each in (name, other)]
+        tensor = name.removesuffix(FROZEN)
+        return differs(question, "parameters", cause, tensor=tensor, expected=states[0], found=states[1])
     if names := sorted(first.start.keys() ^ second.start.keys()):
         cause = message("models_have_other_parameters", names=names)
         counts = len(first.start), len(second.start)
@@ -103,7 +77,10 @@ def _start(pair: RecordPair) -> Finding:
         name = different[0]
         expected, found = digest(wanted[name]), digest(second.start[name])
         return differs(question, "initial weights", cause, tensor=name, expected=expected, found=found)
-    said = message("second_starts_the_same", parameters=len(first.start), since=pair.resumed_since)
+    parameters, others = len(first.start), sum(name != other for name, other in pair.names.items())
+    if others:
+        return Finding(question, "right", message("starts_the_same_renamed", parameters=parameters, renamed=others))
+    said = message("second_starts_the_same", parameters=parameters, since=pair.resumed_since)
     return Finding(question, "right", said)
 
 
@@ -135,6 +112,8 @@ def _counted(rows: Sequence[Sequence[str]]) -> Counter[str]:
 def _rows(pair: RecordPair) -> Finding:
     """Whether all ranks together train with the same rows at each step."""
     moved = False
+    if _held_otherwise(pair):
+        return Finding("rows", "right", message("rows_held_otherwise"))
     for number in range(pair.steps):
         step = pair.since + number
         first, second = _rows_of_step(pair.first, step), _rows_of_step(pair.second, number)
@@ -157,6 +136,16 @@ def _rows(pair: RecordPair) -> Finding:
         moved |= first != second
     said = message("rows_spread_otherwise") if moved else message("rows_on_the_same_ranks")
     return Finding("rows", "right", said)
+
+
+def _held_otherwise(pair: RecordPair) -> bool:
+    """Whether no row of the first step has the same bits in both, and still gives the same gradient: as of another
+    dtype, or scaled in another place. Then the rows of each step are judged by the gradients alone."""
+    first, second = (_counted(_rows_of_step(ranks, 0)) for ranks in (pair.first, pair.second))
+    distance = pair.distances[0]
+    if pair.since or not first or not second or first & second or distance is None:
+        return False
+    return distance <= FIRST * coarser_of(pair.first)
 
 
 def _why_other_rows(first: Ranks, step: int, read: Sequence[Sequence[str]]) -> Message:
@@ -185,46 +174,12 @@ def _epoch(rank: ScriptRecord, step: int) -> int | None:
     return numbers.get(id(rank.passes[passes[0]])) if passes else None
 
 
-def _gradients(pair: RecordPair) -> Finding:
-    question: Question = "gradient"
-    worst, at_first = 0.0, 0.0
-    coarser, compared = coarser_of(pair.first), 0
-    for number in range(pair.steps):
-        step = pair.since + number
-        first, second = pair.taken(number)
-        names = [name for name in first if name in second and first[name].shape == second[name].shape]
-        if not names or len(names) < max(len(first), len(second)):
-            continue
-        if any(not np.isfinite(gradients[name]).all() for gradients in (first, second) for name in names):
-            return Finding(question, "unknown", message("compared_gradient_not_finite", step=step))
-        compared += 1
-        size = norm_of_all(first, names) or 1.0
-        off = {name: norm(first[name] - second[name]) for name in names}
-        name = max(off, key=lambda parameter: off[parameter])
-        worst = max(worst, off[name] / size)
-        at_first = at_first if number else worst
-        if off[name] <= (LATER if number else FIRST) * coarser * size:
-            continue
-        cause = message("random_state_not_restored") if pair.since else message("same_weights_other_gradient")
-        if number:
-            cause = message("other_gradient_after_close_weights")
-        expected, found = (message("a_norm", norm=norm(gradients[name])) for gradients in (first, second))
-        return differs(question, "gradient", cause, step=step, tensor=name, expected=expected, found=found)
-    if not compared:
-        return Finding(question, "unknown", message("no_step_has_all_gradients"))
-    if not worst:
-        return Finding(question, "right", message("gradients_bitwise_the_same"))
-    return Finding(question, "right", message("gradients_are_close", first=at_first, worst=worst))
-
-
-def _rates(pair: RecordPair) -> Finding:
+def _resumed_rates(pair: RecordPair) -> Finding:
     for number in range(pair.steps):
         step = pair.since + number
         first, second = (record.rates for record in pair.steps_of_rank_0(number))
         if not same_rates(first, second):
-            cause = message("steps_use_other_rates")
-            if pair.since:
-                cause = _why_other_rates(pair.first[0], step, second)
+            cause = _why_other_rates(pair.first[0], step, second)
             return differs("rate", "learning rate", cause, step=step, rank=0, expected=first, found=second)
     return Finding("rate", "right", message("rates_are_the_same_in_both"))
 
@@ -241,44 +196,14 @@ def _why_other_rates(first: ScriptRecord, step: int, resumed_rates: Sequence[flo
     return message("schedule_not_restored")
 
 
-def _weights(pair: RecordPair) -> Finding:
-    question: Question = "weights"
-    steps = [pair.steps_of_rank_0(number) for number in range(pair.steps)]
-    apart = next((number for number, (first, second) in enumerate(steps) if first.weights != second.weights), None)
-    if apart is None and steps[0][0].weights:
-        return Finding(question, "right", message("weights_bitwise_the_same", steps=pair.steps))
-    if pair.since and apart == 0 and (name := _moved_otherwise(pair)):
-        expected, found = (digest(record.weights[name]) for record in steps[0])
+def _resumed_weights(pair: RecordPair) -> Finding:
+    first, second = pair.steps_of_rank_0(0)
+    if first.weights != second.weights and (name := _moved_otherwise(pair)):
+        expected, found = (digest(record.weights[name]) for record in (first, second))
         cause = message("optimizer_state_not_restored")
         what = "weights after the step"
-        return differs(question, what, cause, step=pair.since, tensor=name, expected=expected, found=found)
-    if not pair.ends_together:
-        said = message("records_end_apart_without_weights")
-        if apart is not None:
-            said = message("records_end_apart", step=pair.since + apart)
-        return Finding(question, "unknown", said)
-    try:
-        start = pair.second_record.arrays(START)
-        first, second = (record.arrays(END) for record in (pair.first_record, pair.second_record))
-    except TrainingFailed:
-        return Finding(question, "unknown", message("weights_not_kept"))
-    names = [name for name in first if name in second and name in start and first[name].shape == second[name].shape]
-    moved = norm_of_all({name: first[name].astype(float) - start[name] for name in names}, names)
-    if not names or not moved:
-        return Finding(question, "unknown", message("no_common_weight_moves"))
-    off = {name: first[name].astype(float) - second[name] for name in names}
-    distance, bound = norm_of_all(off, names) / moved, WEIGHTS * coarser_of(pair.first)
-    if not distance <= bound:
-        return differs(
-            question,
-            "weights",
-            message("final_weights_differ"),
-            step=pair.since + pair.steps - 1,
-            tensor=max(names, key=lambda name: norm(off[name])),
-            expected=message("at_most_of_the_movement", bound=bound),
-            found=round(distance, 6),
-        )
-    return Finding(question, "right", message("final_weights_are_close", steps=pair.steps, distance=distance))
+        return differs("weights", what, cause, step=pair.since, tensor=name, expected=expected, found=found)
+    return weights(pair)
 
 
 def _moved_otherwise(pair: RecordPair) -> str:

@@ -310,6 +310,13 @@ LINES: Mapping[str, Sequence[Place]] = {
     ),
     "average_updated_at_each_micro_batch": (UPDATES, OF_WEIGHTS),
     "average_updated_before_step": (UPDATES, OF_WEIGHTS),
+    "same_weights_other_average": (OF_WEIGHTS, UPDATES, called("frozen forward"), STEP),
+    "same_gradient_other_weights": (called("optimizer"), STEP, OF_WEIGHTS),
+    "same_rows_other_statistics": (called("model", "BatchNorm"), called("model"), FORWARD),
+    "trained_in_one_alone": (FREEZES, parameter),
+    "gradients_cleared_in_one": (called("zero_grad"), BACKWARD, STEP),
+    "set_epoch_in_one": (called("set_epoch"), epochs, called("sampler")),
+    "schedule_made_otherwise": (called("scheduler"), called("scheduler step")),
     "steps_come_apart": (*AVERAGES, BACKWARD),
     "queue_not_gathered": (buffer,),
     "buffer_of_own_rows": (buffer, into(buffer)),
@@ -338,6 +345,10 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "replayed rate": (*RATES, RATE_WRITES, called("optimizer")),
     "replayed weights": (flowing(DECAY_WRITES), flowing(called("optimizer")), *AVERAGES, STEP),
     "replayed micro-batches": (flowing(STEP), BACKWARD, STEP),
+    "micro-batches": (BACKWARD, STEP),
+    "precision": (FORWARD, BACKWARD),
+    "loss": (BACKWARD, into(BACKWARD), FORWARD),
+    "settings": (called("optimizer"), STEP),
 }
 
 

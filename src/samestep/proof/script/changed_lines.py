@@ -1,0 +1,104 @@
+"""The places that two sides of a script have otherwise, and which of them a difference is likely to come from."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+
+from samestep.records.call_site import CallSite
+from samestep.records.script import ChangedLines, Finding, Question
+
+AROUND = 1  # lines that are shown before and after
+FAR = 100_000  # lines: of another file
+ALIKE = 0.5  # share of lines by which a file that was moved is known
+LONGEST = 40  # lines of a hunk that are shown
+# Words of the lines that decide what a question is about.
+WORDS: Mapping[Question, str] = {
+    "steps": r"step|accum|break|continue",
+    "initial weights": r"seed|init|std|normal_|uniform_|zeros|ones|bias|gain|load|require|freeze|Linear|Conv|Embedding",
+    "rows": r"sampler|shuffle|seed|batch|loader|dataset|transform|crop|flip|augment|rank|world|epoch|drop_last|split",
+    "micro-batches": r"accum|micro|step|no_sync",
+    "precision": r"autocast|amp|dtype|bfloat16|float16|float64|half|double|bf16|fp16|precision",
+    "loss": r"loss|entropy|smooth|dropout|drop|weight|scale|mean|sum|label|target|criterion|ignore|mask",
+    "gradient": r"zero_grad|grad|backward|loss|scale|dropout|detach|no_sync|reduce|clip|accum|hook",
+    "clipping": r"clip|norm|max_",
+    "rate": r"\blr\b|rate|sched|warm|decay|gamma|group",
+    "settings": r"betas?|momentum|decay|eps|nesterov|amsgrad|optim|SGD|Adam",
+    "weights": r"optim|step|decay|mul_|add_|copy_|data|SGD|Adam|update",
+    "frozen weights": r"ema|averag|decay|momentum|teacher|target|lerp|mul_|copy_|queue|tau|alpha",
+    "buffers": r"momentum|Norm|eval|train|buffer|stat",
+    "schedule": r"sched|lr|gamma|T_max|step_size|milestone|warm|total|epochs|eta",
+    "order": r"set_epoch|shuffle|seed|sampler|generator|epoch",
+}
+IGNORED = re.compile(r"\s*(#.*|import .*|from .* import .*|[\])}]*,?|\"\"\".*)?")
+
+
+def changed_lines(
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    finding: Finding | None,
+    sites: Sequence[CallSite] = (),
+    expected_sites: Sequence[CallSite] = (),
+) -> list[ChangedLines]:
+    """Returns each place that differs, those that a finding is likely to come from before the others.
+
+    before, after: name of a file -> its text, of files that are not the same on both sides. sites, expected_sites: the
+    finding's lines, with the files' names as they are here.
+    """
+    ranked = []
+    for name, other in _pairs(before, after):
+        lines = before.get(name, "").splitlines(), after.get(other, "").splitlines()
+        matcher = difflib.SequenceMatcher(None, lines[0], lines[1], autojunk=False)
+        for group in matcher.get_grouped_opcodes(AROUND):
+            hunk = _hunk(group, lines[0], lines[1])
+            place = ChangedLines(name, other, group[0][3] + 1 if other else group[0][1] + 1, hunk)
+            spans = (group[0][1] + 1, group[-1][2]), (group[0][3] + 1, group[-1][4])
+            distance = min(_distance(name, spans[0], expected_sites), _distance(other, spans[1], sites))
+            ranked.append(((*_rank(hunk, finding), distance), place))
+    return [place for _, place in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _pairs(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Returns (name before, name after) of each file; '' where a side has none. A file that was moved is known by its
+    lines."""
+    gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
+    pairs = [(name, name) for name in before if name in after]
+    for name in gone:
+        lines = {*before[name].splitlines()}
+        shares = {other: len(lines & {*after[other].splitlines()}) / max(len(lines), 1) for other in new}
+        best = max(shares, key=lambda other: shares[other], default="")
+        if best and shares[best] >= ALIKE:
+            new.remove(best)
+            pairs.append((name, best))
+        else:
+            pairs.append((name, ""))
+    return [*pairs, *(("", name) for name in new)]
+
+
+def _hunk(group: Sequence[tuple[str, int, int, int, int]], before: Sequence[str], after: Sequence[str]) -> str:
+    lines = [f"@@ -{group[0][1] + 1},{group[-1][2] - group[0][1]} +{group[0][3] + 1},{group[-1][4] - group[0][3]} @@"]
+    for tag, start, end, other_start, other_end in group:
+        if tag == "equal":
+            lines += [f" {line}" for line in before[start:end]]
+            continue
+        lines += [f"-{line}" for line in before[start:end]] + [f"+{line}" for line in after[other_start:other_end]]
+    return "\n".join([*lines[:LONGEST], *(["…"] if len(lines) > LONGEST else [])])
+
+
+def _rank(hunk: str, finding: Finding | None) -> tuple[bool, bool]:
+    """Whether a hunk says nothing that a finding is about, and whether it holds comments and imports alone."""
+    changed = [line[1:] for line in hunk.splitlines()[1:] if line[:1] in "+-"]
+    said = [line for line in changed if not IGNORED.fullmatch(line)]
+    words = WORDS.get(finding.question, "") if finding else ""
+    if finding and finding.message.fields.get("name"):  # of a setting
+        words = re.escape(str(finding.message.fields["name"]))
+    # What both sides have, in another order or place, is no change of a number.
+    lines = [line for line in said if words and re.search(words, line, re.IGNORECASE)]
+    return not lines, not said
+
+
+def _distance(file: str, span: tuple[int, int], sites: Sequence[CallSite]) -> int:
+    """Returns how many lines a place is from the nearest of a finding's lines."""
+    away = [max(span[0] - site.line, site.line - span[1], 0) for site in sites if site.file == file]
+    return min(away, default=FAR)

@@ -1,0 +1,155 @@
+"""Whether two recordings took the same gradients, and what of a step tells why not: its micro-batches, its loss."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.record_pair import RecordPair, shared_arrays
+from samestep.proof.script.replay import FIRST, GROWS, LATER, coarser_of
+from samestep.proof.script.step_gradients import norm, norm_of_all
+from samestep.records.script import Finding, StepRecord
+
+GROWN = 1e-3  # what rounding may have grown to by the next step
+OF_ITSELF, TINY = 1e-2, 1e-5  # a parameter's gradient against its own norm, where that is no such part of the whole
+SAME_LOSS = 1e-4  # relative
+
+
+def bound_of(pair: RecordPair, number: int) -> float:
+    """Returns how far the gradients of a step may be apart. After steps that are the same to the last bit this step's
+    are as close as a first one's; later ones as far as the rounding before them may have grown."""
+    coarser = coarser_of(pair.first)
+    if pair.begins_alike(number) or not number:
+        return FIRST * coarser
+    if pair.since:
+        return LATER * coarser
+    before = max((distance for distance in pair.distances[:number] if distance), default=0.0)
+    return min(LATER, max(GROWN, GROWS * before)) * coarser
+
+
+def gradients(pair: RecordPair) -> list[Finding]:
+    """Compares what the optimizer took at each step; where that differs, the micro-batches and the losses, too."""
+    step, gradient = _gradient(pair)
+    if pair.since:
+        return [gradient]
+    return [*_loss(pair, step, differ=gradient.answer == "differs"), gradient]
+
+
+def _gradient(pair: RecordPair) -> tuple[int, Finding]:
+    """Returns the number of the step that differs, or of all that were compared, and the answer."""
+    worst, at_first, compared = 0.0, 0.0, 0
+    for number in range(pair.steps):
+        step = pair.since + number
+        first, second = pair.taken(number)
+        names = shared_arrays(first, second)
+        if not names or len(names) < max(len(first), len(second)):
+            continue
+        if any(not np.isfinite(arrays[name]).all() for arrays in (first, second) for name in names):
+            return number, Finding("gradient", "unknown", message("compared_gradient_not_finite", step=step))
+        compared += 1
+        size = norm_of_all(first, names) or 1.0
+        off = {name: norm(first[name] - second[name]) for name in names}
+        name = max(off, key=lambda parameter: off[parameter])
+        worst = max(worst, off[name] / size)
+        at_first = at_first if number else worst
+        if off[name] <= bound_of(pair, number) * size:
+            coarser, alone = coarser_of(pair.first), [name for name in names if pair.begins_alike(number)]
+            apart = [name for name in alone if off[name] > OF_ITSELF * coarser * norm(first[name])]
+            apart = [name for name in apart if norm(first[name]) > TINY * coarser * size]
+            if not apart:
+                continue
+            name = apart[0]
+        expected, found = (message("a_norm", norm=norm(arrays[name])) for arrays in (first, second))
+        if _only_clipped(pair, number):
+            cause = message("same_gradient_clipped_otherwise")
+            said = differs("clipping", "gradient", cause, step=step, tensor=name, expected=expected, found=found)
+            return number, said
+        cause = _cause(pair, number)
+        return number, differs("gradient", "gradient", cause, step=step, tensor=name, expected=expected, found=found)
+    if not compared:
+        return 0, Finding("gradient", "unknown", message("no_step_has_all_gradients"))
+    if not worst:
+        return pair.steps, Finding("gradient", "right", message("gradients_bitwise_the_same"))
+    return pair.steps, Finding("gradient", "right", message("gradients_are_close", first=at_first, worst=worst))
+
+
+def _only_clipped(pair: RecordPair, number: int) -> bool:
+    """Whether the gradients of a step were the same before they were clipped."""
+    first, second = pair.unclipped(number)
+    steps = pair.steps_of_rank_0(number)
+    names = shared_arrays(first, second)
+    if pair.since or not any(step.clips for step in steps) or not names:
+        return False
+    off = norm_of_all({name: first[name] - second[name] for name in names}, names)
+    return off <= bound_of(pair, number) * (norm_of_all(first, names) or 1.0)
+
+
+def _cause(pair: RecordPair, number: int) -> Message:
+    first, second = pair.steps_of_rank_0(number)
+    if pair.since:
+        if number:
+            return message("other_gradient_after_close_weights")
+        return message("random_state_not_restored")
+    if bool(first.uncleared) != bool(second.uncleared):
+        return message("gradients_cleared_in_one")
+    draws = [_draws(ranks, number) for ranks in (pair.first, pair.second)]
+    if None not in draws and draws[0] != draws[1]:
+        return message("forward_draws_otherwise")
+    if pair.begins_alike(number):
+        return message("same_weights_other_gradient")
+    return message("other_gradient_after_close_weights")
+
+
+def _draws(ranks: Ranks, number: int) -> str | None:
+    draws = ranks[0].randoms.draws
+    return draws[number] if number < len(draws) else None
+
+
+def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
+    """Compares the micro-batches and the losses up to a step. They tell why its gradient differs; where no gradient
+    does, a script may have other numbers that give the same one. differ: whether it does."""
+    said: list[Finding] = []
+    last = min(number + 1, pair.steps) if differ else pair.steps
+    counts = [tuple(len(step.micro_batches) for step in pair.steps_of_rank_0(each)) for each in range(last)]
+    apart = next((each for each, (first, second) in enumerate(counts) if first != second), None)
+    if apart is not None and differ:
+        first, second = counts[apart]
+        cause = message("steps_of_other_micro_batches")
+        what = "micro-batches of a step"
+        said.append(differs("micro-batches", what, cause, step=apart, expected=first, found=second))
+    elif apart is not None:
+        said.append(Finding("micro-batches", "right", message("other_micro_batches_same_gradient")))
+    losses = [(loss_of(pair.first, each), loss_of(pair.second, each)) for each in range(last)]
+    if any(None in pair_of_losses for pair_of_losses in losses):
+        return [*said, Finding("loss", "unknown", message("loss_values_not_recorded"))]
+    near = SAME_LOSS * coarser_of(pair.first)
+    others = [
+        each
+        for each, (first, second) in enumerate(losses)
+        if first is not None and second is not None and not math.isclose(first, second, rel_tol=near, abs_tol=1e-9)
+    ]
+    if not others:
+        return [*said, Finding("loss", "right", message("losses_are_the_same", steps=last))]
+    if not differ:
+        return [*said, Finding("loss", "right", message("other_losses_same_gradient"))]
+    first_loss, second_loss = losses[others[0]]
+    cause = message("same_rows_other_loss") if pair.begins_alike(others[0]) else message("later_loss_differs")
+    return [*said, differs("loss", "loss", cause, step=others[0], expected=first_loss, found=second_loss)]
+
+
+def loss_of(ranks: Ranks, number: int) -> float | None:
+    """Returns the sum of what a step's losses are on all ranks; None where one is not known."""
+    steps = [rank.steps[number] for rank in ranks]
+    values = [value for step in steps for value in _values(step)]
+    if not values or None in values:
+        return None
+    return math.fsum(value for value in values if value is not None)
+
+
+def _values(step: StepRecord) -> list[float | None]:
+    """Returns the losses of a step's micro-batches, without a gradient scaler's factor."""
+    scale = step.scale or 1.0
+    return [None if batch.value is None else batch.value / scale for batch in step.micro_batches]

@@ -1,0 +1,160 @@
+"""Whether two recordings moved their weights alike, and what follows them: moving averages, BatchNorm's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from samestep.errors import TrainingFailed
+from samestep.message import message
+from samestep.proof.script.findings import Ranks, differs, digest
+from samestep.proof.script.record_pair import RecordPair, shared_arrays
+from samestep.proof.script.replay import FIRST, WEIGHTS, coarser_of
+from samestep.proof.script.step_gradients import Array, norm, norm_of_all
+from samestep.records.script import END, START, STATISTICS, Finding, Question, UntrainedRecord
+
+LAST_BIT = 3e-7  # of a weight in float32: what one step's rounding may be
+NO_GRADIENT = 1e-5  # of a step's largest element: what is below is rounding, which Adam makes as large as any other
+QUESTION: Question = "weights"
+
+
+def weights(pair: RecordPair) -> Finding:
+    """Compares the weights after each step, where these were recorded, else after the last one."""
+    steps = [pair.steps_of_rank_0(number) for number in range(pair.steps)]
+    apart = next((number for number, (first, second) in enumerate(steps) if first.weights != second.weights), None)
+    if apart is None and steps[0][0].weights:
+        return Finding(QUESTION, "right", message("weights_bitwise_the_same", steps=pair.steps))
+    if all(pair.weights(0, before=True)):
+        return _of_each_step(pair)
+    if not pair.ends_together:
+        said = message("records_end_apart_without_weights")
+        if apart is not None:
+            said = message("records_end_apart", step=pair.since + apart)
+        return Finding(QUESTION, "unknown", said)
+    return _at_the_end(pair)
+
+
+def _of_each_step(pair: RecordPair) -> Finding:
+    start, other_start = pair.weights(0, before=True)
+    coarser, distance, largest = coarser_of(pair.first), 0.0, dict[str, Array]()
+    for number in range(pair.steps):
+        first, second = pair.weights(number)
+        names = [name for name in shared_arrays(first, second) if name in start and name in other_start]
+        if not names or len(names) < max(len(first), len(second)):
+            return Finding(QUESTION, "unknown", message("no_common_weight_moves"))
+        _add_gradients(largest, pair, number)
+        # What the gradient has never moved is moved by rounding alone.
+        moves = {name: _moved_by_gradients(name, first[name], largest) for name in names}
+        moved = {name: (first[name] - start[name])[moves[name]] for name in names}
+        off = {name: (first[name] - second[name])[moves[name]] for name in names}
+        same_so_far = pair.begins_alike(number) and pair.distances[number] == 0
+        share = FIRST if same_so_far else WEIGHTS
+        bound = coarser * (share * norm_of_all(moved, names) + LAST_BIT * norm_of_all(first, names))
+        if norm_of_all(off, names) > bound:
+            name = max(names, key=lambda parameter: norm(off[parameter]))
+            cause = message("same_gradient_other_weights" if same_so_far else "weights_move_apart")
+            expected, found = (message("a_movement", norm=norm(after[name] - start[name])) for after in (first, second))
+            what = "weights after the step"
+            return differs(QUESTION, what, cause, step=number, tensor=name, expected=expected, found=found)
+        distance = max(distance, norm_of_all(off, names) / (norm_of_all(moved, names) or 1.0))
+    return Finding(QUESTION, "right", message("final_weights_are_close", steps=pair.steps, distance=distance))
+
+
+def _add_gradients(largest: dict[str, Array], pair: RecordPair, number: int) -> None:
+    """Adds a step's gradients to the largest that each element has had, relative to the step's largest."""
+    taken = pair.taken(number)[0]
+    top = max((float(abs(array).max(initial=0.0)) for array in taken.values()), default=0.0) or 1.0
+    for name, array in taken.items():
+        share = abs(array) / top
+        largest[name] = np.maximum(largest[name], share) if name in largest else share
+
+
+def _moved_by_gradients(name: str, weight: Array, largest: Mapping[str, Array]) -> np.ndarray:
+    if name not in largest or largest[name].shape != weight.shape:
+        return np.ones(weight.shape, dtype=bool)
+    return np.asarray(largest[name] > NO_GRADIENT)
+
+
+def _at_the_end(pair: RecordPair) -> Finding:
+    try:
+        start = pair.second_record.arrays(START)
+        first, second = (record.arrays(END) for record in (pair.first_record, pair.second_record))
+    except TrainingFailed:
+        return Finding(QUESTION, "unknown", message("weights_not_kept"))
+    start, second = ({pair.names.get(name, name): array for name, array in of.items()} for of in (start, second))
+    names = [name for name in shared_arrays(first, second) if name in start]
+    moved = norm_of_all({name: first[name].astype(float) - start[name] for name in names}, names)
+    if not names or not moved:
+        return Finding(QUESTION, "unknown", message("no_common_weight_moves"))
+    off = {name: first[name].astype(float) - second[name] for name in names}
+    distance, bound = norm_of_all(off, names) / moved, WEIGHTS * coarser_of(pair.first)
+    if not distance <= bound:
+        return differs(
+            QUESTION,
+            "weights",
+            message("final_weights_differ"),
+            step=pair.since + pair.steps - 1,
+            tensor=max(names, key=lambda name: norm(off[name])),
+            expected=message("at_most_of_the_movement", bound=bound),
+            found=round(distance, 6),
+        )
+    return Finding(QUESTION, "right", message("final_weights_are_close", steps=pair.steps, distance=distance))
+
+
+def averages(pair: RecordPair) -> list[Finding]:
+    """Compares moving averages, queues and frozen networks after each step, to the last bit, as long as the weights are
+    the same to it."""
+    question: Question = "frozen weights"
+    first, second = (ranks[0].untrained for ranks in (pair.first, pair.second))
+    names = _matched_untrained(first, second)
+    if not names:
+        return []
+    for number in range(pair.steps):
+        changed = [step.changed for step in pair.steps_of_rank_0(number)]
+        apart = [name for name, other in names.items() if changed[0].get(name) != changed[1].get(other)]
+        if apart and number > pair.same_bits:
+            return [Finding(question, "unknown", message("averages_not_compared", step=number))]
+        if apart:
+            digests = [changed[0].get(apart[0]), changed[1].get(names[apart[0]])]
+            expected, found = (message("stays_as_it_was") if each is None else digest(each) for each in digests)
+            cause = message("same_weights_other_average", network=first[apart[0]].network)
+            what = "frozen weights after the step"
+            return [differs(question, what, cause, step=number, tensor=apart[0], expected=expected, found=found)]
+    return [Finding(question, "right", message("averages_are_the_same"))]
+
+
+def _matched_untrained(first: Mapping[str, UntrainedRecord], second: Mapping[str, UntrainedRecord]) -> dict[str, str]:
+    """Returns the name in the first recording -> in the second, of what no optimizer moves; by name, else by the first
+    values, in turn."""
+    names = {name: name for name in first if name in second}
+    others = [name for name in second if name not in names]
+    for name in (name for name in first if name not in names):
+        found = next((other for other in others if second[other].start == first[name].start), None)
+        if found is not None:
+            names[name] = found
+            others.remove(found)
+    return names
+
+
+def buffers(pair: RecordPair) -> list[Finding]:
+    """Compares BatchNorm's statistics after the first step."""
+    question: Question = "buffers"
+    first, second = (_statistics(ranks) for ranks in (pair.first, pair.second))
+    if not first or len(first) != len(second):
+        return []
+    if sorted(first.values()) == sorted(second.values()):
+        return [Finding(question, "right", message("statistics_are_the_same", buffers=len(first)))]
+    if not pair.same_bits:
+        return [Finding(question, "unknown", message("statistics_not_compared"))]
+    pairs: Sequence[tuple[str, int, int]] = [
+        (name, value, second.get(name, other)) for (name, value), other in zip(first.items(), second.values())
+    ]
+    name, value, other = next((each for each in pairs if each[1] != each[2]), pairs[0])
+    cause = message("same_rows_other_statistics")
+    what = "buffer after the step"
+    return [differs(question, what, cause, step=0, tensor=name, expected=digest(value), found=digest(other))]
+
+
+def _statistics(ranks: Ranks) -> dict[str, int]:
+    return {name: value for name, value in ranks[0].buffers.items() if name.rpartition(".")[2] in STATISTICS}

@@ -1,0 +1,122 @@
+"""Two recordings of a script, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from samestep.proof.script.findings import Ranks, common_steps
+from samestep.proof.script.matching import Names, matched, renamed, with_names
+from samestep.proof.script.step_gradients import Array, arrays_of_ranks, norm, norm_of_all, whole_gradients
+from samestep.records.record import Record
+from samestep.records.script import AFTER, BEFORE, TAKEN, UNCLIPPED, StepRecord
+
+
+@dataclass(frozen=True)
+class RecordPair:
+    """Two recordings, and their folders. since: the step of the first with which the second begins. names: of the
+    second's parameters, as the first has them; the second's ranks have these already."""
+
+    first: Ranks
+    second: Ranks
+    first_record: Record
+    second_record: Record
+    since: int = 0
+    names: Names = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """How many steps can be compared: those that every rank of both has taken."""
+        return max(0, min(len(common_steps(self.first)) - self.since, len(common_steps(self.second))))
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether no rank has taken a step that is not compared."""
+        ahead = (len(rank.steps) - self.since > self.steps for rank in self.first)
+        return not any(ahead) and all(len(rank.steps) == self.steps for rank in self.second)
+
+    @property
+    def resumed_since(self) -> int | None:
+        """The step with which a resumed run begins; None where the second is not one."""
+        return self.since or None
+
+    def with_matched_names(self) -> RecordPair:
+        """Returns the pair with the first recording's names for the second's parameters, where these are others."""
+        start = self.first[0].start, self.second[0].start
+        if self.since or not self.steps or not all(start):
+            return self
+        names = matched(*start, *self.taken(0))
+        if all(name == other for name, other in names.items()):
+            return self
+        return replace(self, second=renamed(self.second, names), names=names)
+
+    def steps_of_rank_0(self, number: int) -> tuple[StepRecord, StepRecord]:
+        """Returns the second's step `number` after the first's step beside it."""
+        return self.first[0].steps[self.since + number], self.second[0].steps[number]
+
+    def taken(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the gradients that the optimizers took in these steps."""
+        return self._arrays(TAKEN, number)
+
+    def unclipped(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the gradients of these steps as they were before anything was clipped."""
+        taken, before = self.taken(number), self._arrays(UNCLIPPED, number)
+        return {**taken[0], **before[0]}, {**taken[1], **before[1]}
+
+    def weights(self, number: int, before: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the sums of the weights after these steps; none where they were not recorded. before: before the
+        first."""
+        return self._arrays(BEFORE if before else AFTER, number)
+
+    def _arrays(self, kind: str, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        first, second = self.steps_of_rank_0(number)
+        wanted = _whole(self.first, self.first_record, kind, self.since + number, first.shards)
+        shards = [self.named_in_second(name) for name in second.shards]  # as its own file has them
+        return wanted, with_names(_whole(self.second, self.second_record, kind, number, shards), self.names)
+
+    @cached_property
+    def distances(self) -> list[float | None]:
+        """How far the gradients of each step are apart, relative to the first's; None where they cannot be compared, as
+        the steps have those of other parameters, or one is not finite."""
+        return [self._distance(number) for number in range(self.steps)]
+
+    @cached_property
+    def same_bits(self) -> int:
+        """How many steps are the same to the last bit: the gradients, and the weights after them."""
+        if self.since or self.first[0].start != self.second[0].start:
+            return 0
+        for number in range(self.steps):
+            first, second = self.steps_of_rank_0(number)
+            if self.distances[number] != 0 or first.weights != second.weights:
+                return number
+        return self.steps
+
+    def begins_alike(self, number: int) -> bool:
+        """Whether a step begins with the same bits of weights in both."""
+        return number <= self.same_bits and self.first[0].start == self.second[0].start and not self.since
+
+    def _distance(self, number: int) -> float | None:
+        first, second = self.taken(number)
+        names = shared_arrays(first, second)
+        if not names or len(names) < max(len(first), len(second)):
+            return None
+        if any(not np.isfinite(gradients[name]).all() for gradients in (first, second) for name in names):
+            return None
+        size = norm_of_all(first, names) or 1.0
+        return max(norm(first[name] - second[name]) for name in names) / size
+
+    def named_in_second(self, name: str) -> str:
+        """Returns the second's own name of one of the first's parameters."""
+        return next((other for other, known in self.names.items() if known == name), name)
+
+
+def shared_arrays(first: Mapping[str, Array], second: Mapping[str, Array]) -> list[str]:
+    """Returns the names of the arrays that both have, of the same shape."""
+    return [name for name in first if name in second and first[name].shape == second[name].shape]
+
+
+def _whole(ranks: Ranks, record: Record, kind: str, step: int, shards: Sequence[str]) -> dict[str, Array]:
+    return whole_gradients(arrays_of_ranks(record, ranks if shards else ranks[:1], step), kind, shards)[0]
