@@ -17,7 +17,8 @@ LONGEST = 40  # lines of a hunk that are shown
 WORDS: Mapping[Question, str] = {
     "steps": r"step|accum|break|continue",
     "initial weights": r"seed|init|std|normal_|uniform_|zeros|ones|bias|gain|load|require|freeze|Linear|Conv|Embedding",
-    "rows": r"sampler|shuffle|seed|batch|loader|dataset|transform|crop|flip|augment|rank|world|epoch|drop_last|split",
+    "rows": r"sampler|shuffle|seed|batch|loader|dataset|transform|crop|flip|augment|rank|world|epoch|drop_last|split"
+    r"|rand|generator|mean|std|deviation|normali",
     "micro-batches": r"accum|micro|step|no_sync",
     "precision": r"autocast|amp|dtype|bfloat16|float16|float64|half|double|bf16|fp16|precision",
     "loss": r"loss|entropy|smooth|dropout|drop|weight|scale|mean|sum|label|target|criterion|ignore|mask",
@@ -31,6 +32,10 @@ WORDS: Mapping[Question, str] = {
     "schedule": r"sched|lr|gamma|T_max|step_size|milestone|warm|total|epochs|eta",
     "order": r"set_epoch|shuffle|seed|sampler|generator|epoch",
 }
+TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"[^\"\n]*\"|'[^'\n]*'|\S")
+STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+CONSTANTS = {"True", "False", "None"}
+GIVEN = r"(?m)(?:def|class|for|as) +{name}\b|(?<![(, ]){name} *(?::[^=\n]+)?=(?!=)|^ *{name} *=(?!=)"
 IGNORED = re.compile(r"\s*(#.*|import .*|from .* import .*|[\])}]*,?|\"\"\".*)?")
 
 
@@ -52,10 +57,11 @@ def changed_lines(
         matcher = difflib.SequenceMatcher(None, lines[0], lines[1], autojunk=False)
         for group in matcher.get_grouped_opcodes(AROUND):
             hunk = _hunk(group, lines[0], lines[1])
-            place = ChangedLines(name, other, group[0][3] + 1 if other else group[0][1] + 1, hunk)
+            _, start, _, other_start, _ = next(step for step in group if step[0] != "equal")
+            place = ChangedLines(name, other, (other_start if other else start) + 1, hunk)
             spans = (group[0][1] + 1, group[-1][2]), (group[0][3] + 1, group[-1][4])
             distance = min(_distance(name, spans[0], expected_sites), _distance(other, spans[1], sites))
-            ranked.append(((*_rank(hunk, finding), distance), place))
+            ranked.append(((*_rank(hunk, finding, after.get(other, "")), distance), place))
     return [place for _, place in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -86,16 +92,31 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], before: Sequence[str]
     return "\n".join([*lines[:LONGEST], *(["…"] if len(lines) > LONGEST else [])])
 
 
-def _rank(hunk: str, finding: Finding | None) -> tuple[bool, bool]:
-    """Whether a hunk says nothing that a finding is about, and whether it holds comments and imports alone."""
-    changed = [line[1:] for line in hunk.splitlines()[1:] if line[:1] in "+-"]
-    said = [line for line in changed if not IGNORED.fullmatch(line)]
+def _rank(hunk: str, finding: Finding | None, after: str) -> tuple[bool, bool, bool]:
+    """Whether a hunk holds comments, imports and other names alone; whether it says nothing that a finding is about;
+    and whether strings alone are others, as the name of a file.
+
+    after: the file's text after the change.
+    """
+    removed, added = ([line[1:] for line in hunk.splitlines()[1:] if line[:1] == sign] for sign in "-+")
+    said = [line for line in (*removed, *added) if not IGNORED.fullmatch(line)]
     words = WORDS.get(finding.question, "") if finding else ""
     if finding and finding.message.fields.get("name"):  # of a setting
         words = re.escape(str(finding.message.fields["name"]))
-    # What both sides have, in another order or place, is no change of a number.
     lines = [line for line in said if words and re.search(words, line, re.IGNORECASE)]
-    return not lines, not said
+    without = ([STRING.sub("", line) for line in side] for side in (removed, added))
+    return not said or _renames(removed, added, after), not lines, len({*map(tuple, without)}) == 1
+
+
+def _renames(removed: Sequence[str], added: Sequence[str], after: str) -> bool:
+    """Whether lines differ by names alone that the script itself gives, as of a variable or an attribute."""
+    before, now = (TOKEN.findall("\n".join(lines)) for lines in (removed, added))
+    apart = {(old, new) for old, new in zip(before, now) if old != new}
+    if len(before) != len(now) or not apart:
+        return False
+    names = {new for _, new in apart}
+    of_names = all(part.isidentifier() and part not in CONSTANTS for pair in apart for part in pair)
+    return of_names and all(re.search(GIVEN.format(name=name), after) for name in names)
 
 
 def _distance(file: str, span: tuple[int, int], sites: Sequence[CallSite]) -> int:

@@ -98,9 +98,9 @@ def _cause(pair: RecordPair, number: int) -> Message:
     draws = [_draws(ranks, number) for ranks in (pair.first, pair.second)]
     if None not in draws and draws[0] != draws[1]:
         return message("forward_draws_otherwise")
-    if pair.begins_alike(number):
-        return message("same_weights_other_gradient")
-    return message("other_gradient_after_close_weights")
+    if not pair.begins_alike(number):
+        return message("other_gradient_after_close_weights")
+    return message("same_steps_other_gradient") if number else message("same_weights_other_gradient")
 
 
 def _draws(ranks: Ranks, number: int) -> str | None:

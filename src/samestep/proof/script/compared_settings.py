@@ -29,7 +29,9 @@ def precision(pair: RecordPair) -> list[Finding]:
         if first != second:
             cause = message("computed_in_other_dtypes")
             expected, found = sorted(first), sorted(second)
-            return [differs("precision", "dtypes", cause, step=number, expected=expected, found=found)]
+            # Weights of another dtype begin with other bits.
+            step = None if pair.first[0].start != pair.second[0].start else number
+            return [differs("precision", "dtypes", cause, step=step, expected=expected, found=found)]
     return [Finding("precision", "right", message("computed_in_the_same_dtypes"))]
 
 

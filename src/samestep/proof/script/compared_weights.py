@@ -9,6 +9,7 @@ import numpy as np
 from samestep.errors import TrainingFailed
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, differs, digest
+from samestep.proof.script.matching import matched
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, WEIGHTS, coarser_of
 from samestep.proof.script.step_gradients import Array, norm, norm_of_all
@@ -106,8 +107,7 @@ def averages(pair: RecordPair) -> list[Finding]:
     """Compares moving averages, queues and frozen networks after each step, to the last bit, as long as the weights are
     the same to it."""
     question: Question = "frozen weights"
-    first, second = (ranks[0].untrained for ranks in (pair.first, pair.second))
-    names = _matched_untrained(first, second)
+    first, names = pair.first[0].untrained, _matched_untrained(pair)
     if not names:
         return []
     for number in range(pair.steps):
@@ -124,17 +124,23 @@ def averages(pair: RecordPair) -> list[Finding]:
     return [Finding(question, "right", message("averages_are_the_same"))]
 
 
-def _matched_untrained(first: Mapping[str, UntrainedRecord], second: Mapping[str, UntrainedRecord]) -> dict[str, str]:
-    """Returns the name in the first recording -> in the second, of what no optimizer moves; by name, else by the first
-    values, in turn."""
-    names = {name: name for name in first if name in second}
-    others = [name for name in second if name not in names]
-    for name in (name for name in first if name not in names):
-        found = next((other for other in others if second[other].start == first[name].start), None)
-        if found is not None:
-            names[name] = found
-            others.remove(found)
-    return names
+def _matched_untrained(pair: RecordPair) -> dict[str, str]:
+    """Returns the name in the first recording -> in the second, of what no optimizer moves: of what has the same first
+    values, or the same name. Those that begin alike are told apart by what they become."""
+    first, second = (ranks[0].untrained for ranks in (pair.first, pair.second))
+    starts = ({name: record.start for name, record in untrained.items()} for untrained in (first, second))
+    names = matched(next(starts), next(starts), _histories(pair.first, first), _histories(pair.second, second))
+    return {
+        name: other
+        for other, name in names.items()
+        if name in first and (name == other or first[name].start == second[other].start)
+    }
+
+
+def _histories(ranks: Ranks, untrained: Mapping[str, UntrainedRecord]) -> dict[str, Array]:
+    """Returns name -> a number for each step, by which what has changed alike is known."""
+    steps = ranks[0].steps
+    return {name: np.array([float(step.changed.get(name, 0)) for step in steps]) for name in untrained}
 
 
 def buffers(pair: RecordPair) -> list[Finding]:

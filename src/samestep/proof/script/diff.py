@@ -28,13 +28,17 @@ def compare_records(pair: RecordPair) -> list[Finding]:
         return [Finding("steps", "unknown", message("record_without_steps"))]
     shorter = None if pair.ends_together else message("as_many_as_both_have")
     compared = message("steps_are_compared", steps=pair.steps, shorter=shorter, since=pair.resumed_since)
-    findings = [Finding("steps", "right", compared), _start(pair), _rows(pair)]
+    steps = Finding("steps", "right", compared)
     if pair.since:
-        return [*findings, *gradients(pair), _resumed_rates(pair), _resumed_weights(pair)]
+        return [steps, _start(pair), _rows(pair), *gradients(pair), _resumed_rates(pair), _resumed_weights(pair)]
+    of_steps = gradients(pair)
     return [
-        *findings,
+        steps,
         *precision(pair),
-        *gradients(pair),
+        _start(pair),
+        *(finding for finding in of_steps if finding.question == "micro-batches"),
+        _rows(pair),
+        *(finding for finding in of_steps if finding.question != "micro-batches"),
         *clipping(pair),
         *settings(pair),
         weights(pair),

@@ -311,6 +311,8 @@ LINES: Mapping[str, Sequence[Place]] = {
     "average_updated_at_each_micro_batch": (UPDATES, OF_WEIGHTS),
     "average_updated_before_step": (UPDATES, OF_WEIGHTS),
     "same_weights_other_average": (OF_WEIGHTS, UPDATES, called("frozen forward"), STEP),
+    "same_gradient_clipped_otherwise": (called("clip"), OF_GRADIENTS, STEP),
+    "same_steps_other_gradient": (OF_WEIGHTS, BACKWARD, into(BACKWARD)),
     "same_gradient_other_weights": (called("optimizer"), STEP, OF_WEIGHTS),
     "same_rows_other_statistics": (called("model", "BatchNorm"), called("model"), FORWARD),
     "trained_in_one_alone": (FREEZES, parameter),
