@@ -2,7 +2,7 @@
 
     python benchmarks/against.py [--only WORDS] [--out FOLDER]
 
-Each change of tests/against/changes.py is made in a git repository of its own, and `samestep check --against main --json`
+Each change of tests/against/changes.toml is made in a git repository of its own; `samestep check --against main --json`
 compares the working directory with the commit. A planted change is caught where the command exits with 1, named where
 the first difference is of the change's question and step and has a line on both sides, and its lines are told where the
 first changed place that is shown holds them: beside each stand four others that change nothing. A healthy change is

@@ -18,8 +18,8 @@ Moves = tuple[tuple[str, str], ...]  # old path, new path
 
 @dataclass(frozen=True)
 class Planted:
-    """A change of the training. questions: one of which names it. line: a text of the changed lines that are told first.
-    step: at which it differs; None: before the first. arguments: of the script."""
+    """A change of the training. questions: one of which names it. line: a text of the changed lines that are told
+    first. step: at which it differs; None: before the first. arguments: of the script."""
 
     name: str
     edits: Edits
