@@ -183,6 +183,7 @@ AS_THEY_ARE = {
     "launch/": "the launch's own, and /proc",
     "report/html_pages.py": "the current folder, to return to it",
     "testing/": "the plugin's own",
+    "commands/side_environment.py": "installed packages",
     "tasks/fork_server.py": "/dev/null",
     "tasks/life.py": "what the run that the proof lives has just written",
     "tasks/eject/": "samestep's own sources, and the job's file",

@@ -13,8 +13,8 @@ from against.plant import change, committed, first_change, git, named_by, result
 from command import samestep
 
 QUICK = ("check", "--nproc", "2", "--launcher", "fork", "--steps", "5")
-NAMED = ("betas", "decay of the average", "no set_epoch", "augmentation")
-HEALTHY = ("parameters with each other's names", "model in another file", "accumulates at once")
+NAMED = ("decay of the average", "augmentation")
+HEALTHY = ("parameters with each other's names", "accumulates at once")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from samestep.records.call_site import Call
 from samestep.records.files import write
 from samestep.records.script import (
     AFTER,
+    AVERAGE,
     BEFORE,
     CLOSURES,
     ClipRecord,
@@ -434,6 +435,15 @@ class Recorder:
         sums = self.parameters.sums() if self._plan.weights else {}
         return {kind.format(name): array for name, array in sums.items()}
 
+    def _sums_of_step(self, changed: Iterable[str]) -> dict[str, Tensor]:
+        """Returns the sums of the weights after a step, and of what is not trained and has changed."""
+        if not self._plan.weights:
+            return {}
+        averages = self._untrained.sums(changed if self.steps else None)
+        sums = self._sums_of_weights(AFTER) | {AVERAGE.format(name): array for name, array in averages.items()}
+        first, self._first_sums = self._first_sums, {}
+        return first | sums
+
     def _new_settings(self, optimizer: Optimizer) -> list[GroupSettings]:
         """Returns the settings of an optimizer's groups; none where they are those of its step before."""
         settings = settings_of(optimizer, self.parameters.of_group)
@@ -494,13 +504,11 @@ class Recorder:
             name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
         }
         window, self.window = self.window, Window()
-        sums = self._sums_of_weights(AFTER) | self._first_sums
-        self._first_sums = {}
-        window.write(self._folder, self._world.rank, len(self.steps), taken, sums)
         weights, moved = self.parameters.after_step()
         if not self.steps:
             self._untrained.add_copies(self.parameters.by_name)
         changed, updates, early = self._untrained.after_step()
+        window.write(self._folder, self._world.rank, len(self.steps), taken, self._sums_of_step(changed))
         held = self.parameters.held_by(optimizer)
         schedulers = [scheduler for scheduler in self._schedulers if patches.optimizer_of(scheduler) is optimizer]
         self.steps.append(

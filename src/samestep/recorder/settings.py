@@ -16,7 +16,8 @@ from samestep.records.script import GroupSettings, ScheduleRecord
 # How a step is computed, what a schedule keeps in a group, and what counts on with each step.
 NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable", "initial_lr", "step", "k"}
 NO_SETTINGS |= {"max_lr", "min_lr", "base_momentum", "max_momentum", "lr_max", "weight_sum", "train_mode"}
-COUNTERS = ("last_epoch", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i")
+# base_lrs: one for each group, whose rates are recorded.
+COUNTERS = ("base_lrs", "last_epoch", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i")
 
 
 def settings_of(optimizer: Optimizer, held_by: Callable[[Mapping[str, Any]], list[str]]) -> list[GroupSettings]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
 from samestep.recorder.parameters import plain
+from samestep.recorder.window import compress
 from samestep.records.script import STATISTICS, UntrainedKind, UntrainedRecord
 
 SAMPLED = 1024  # elements of a tensor that are looked at to see whether it has changed
@@ -156,6 +157,11 @@ class Untrained:
         self._updates.clear()
         self._early.clear()
         return new, updates, early
+
+    def sums(self, names: Iterable[str] | None) -> dict[str, Tensor]:
+        """Returns the compressed sums of what is held in floating point; names: of which alone; None: of all."""
+        held = {name: self._held[name].now() for name in (self._held if names is None else names)}
+        return {n: compress(tensor) for n, tensor in held.items() if tensor is not None and tensor.is_floating_point()}
 
     def follows(self, trained: Mapping[str, Tensor], start: Mapping[str, int]) -> dict[str, float]:
         """Returns how far each network that began as a copy of trained weights has moved, as a share of how far these

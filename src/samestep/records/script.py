@@ -22,6 +22,7 @@ STEP = "step{}"  # the name of a step's arrays
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 # The same sums of the weights before the first step, and after each one, where the plan asks for them.
 BEFORE, AFTER = "before {}", "after {}"
+AVERAGE = "average {}"  # of what no optimizer moves: at first, and where it has changed
 CLOSURES = "closures-rank{}.json"
 UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has failed
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients

@@ -125,12 +125,19 @@ def schedules(pair: RecordPair) -> list[Finding]:
         length = {"length": ours.length}, {"length": theirs.length}
         values = {**length[0], **ours.values}, {**length[1], **theirs.values}
         for key in values[0]:
-            if key in values[1] and not _same(values[0][key], values[1][key]):
+            if key in values[1] and not _same_in_groups(values[0][key], values[1][key]):
                 expected, found = (message("setting_is", name=key, value=each[key]) for each in values)
                 cause = message("schedule_made_otherwise", kind=ours.kind)
                 what = "setting of the schedule"
                 return [differs("schedule", what, cause, step=pair.steps, expected=expected, found=found)]
     return [Finding("schedule", "right", message("same_schedules"))]
+
+
+def _same_in_groups(first: Any, second: Any) -> bool:
+    """Whether numbers are the same; a list may have one for each group, of which there may be more."""
+    if isinstance(first, list) and isinstance(second, list) and len(first) != len(second):
+        return _same(sorted({*map(str, first)}), sorted({*map(str, second)}))
+    return _same(first, second)
 
 
 def order(pair: RecordPair) -> list[Finding]:

@@ -12,7 +12,7 @@ from samestep.proof.script.findings import Ranks, common_steps
 from samestep.proof.script.matching import Names, matched, renamed, with_names
 from samestep.proof.script.step_gradients import Array, arrays_of_ranks, norm, norm_of_all, whole_gradients
 from samestep.records.record import Record
-from samestep.records.script import AFTER, BEFORE, TAKEN, UNCLIPPED, StepRecord
+from samestep.records.script import AFTER, AVERAGE, BEFORE, TAKEN, UNCLIPPED, StepRecord
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ class RecordPair:
         """Returns the sums of the weights after these steps; none where they were not recorded. before: before the
         first."""
         return self._arrays(BEFORE if before else AFTER, number)
+
+    def averages(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the sums of what no optimizer moves, under its own names on each side, where it has changed."""
+        of_ranks = ((self.first, self.first_record, self.since + number), (self.second, self.second_record, number))
+        first, second = (_whole(ranks, record, AVERAGE, step, ()) for ranks, record, step in of_ranks)
+        return first, second
 
     def _arrays(self, kind: str, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
         first, second = self.steps_of_rank_0(number)
