@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
+from samestep.rank.absent_modules import Outputs
 from samestep.rank.plan_trial import fresh, laid_out
 from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
@@ -31,6 +32,7 @@ from samestep.rank.stage_forward import (
 )
 from samestep.rank.stage_plan import StagePlan, tensors_of
 from samestep.rank.step import default_generator
+from samestep.rank.threaded_group import alike_on_ranks
 
 MeanLoss = Callable[[nn.Module, Batch], Tensor]  # of the rows of a micro-batch, as Run.mean_loss
 
@@ -79,6 +81,12 @@ class DividedModel:
         gather_absent(self.model, self._owners, group=group, device=self.device)
 
 
+@alike_on_ranks
+def outputs_of_absent_modules() -> Outputs:
+    """Returns where a training remembers what its absent modules return."""
+    return {}
+
+
 class StageModule(nn.Module):
     """What torch's schedule calls for one stage: with the number of a micro-batch, and what the stage before sends.
 
@@ -86,7 +94,7 @@ class StageModule(nn.Module):
     the micro-batch's part of the step's loss. Random numbers continue where the stage before has stopped.
     """
 
-    def __init__(self, divided: DividedModel, stage: int, mean_loss: MeanLoss) -> None:
+    def __init__(self, divided: DividedModel, stage: int, mean_loss: MeanLoss, outputs: Outputs) -> None:
         super().__init__()
         self.parameters_of_stage = nn.ParameterList(divided.parameters_of(stage))
         plan = divided.plan
@@ -100,6 +108,7 @@ class StageModule(nn.Module):
             self.sends.module if self.sends else None,
             device=self.device,
             received=self.receives.leaves if self.receives else None,
+            outputs=outputs,
         )
         self._mean_loss = partial(mean_loss, divided.model)
         self._of_other_stages = divided.absent_in(stage)
@@ -157,7 +166,8 @@ class Pipeline:
     ) -> None:
         self.divided, self.device = divided, divided.device
         self._output, self._name, self._micro_batches, self._group = output, schedule, micro_batches, group
-        self.modules = [StageModule(divided, stage, mean_loss) for stage in divided.stages]
+        outputs = outputs_of_absent_modules()
+        self.modules = [StageModule(divided, stage, mean_loss, outputs) for stage in divided.stages]
         self._modules = {module.stage: module for module in self.modules}
         self._sizes: list[list[tuple[int, torch.dtype]]] = []  # of what is sent at each cut
         self._known: set[str] = set()
