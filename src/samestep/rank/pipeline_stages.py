@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -81,10 +82,16 @@ class DividedModel:
         gather_absent(self.model, self._owners, group=group, device=self.device)
 
 
-@alike_on_ranks
-def outputs_of_absent_modules() -> Outputs:
-    """Returns where a training remembers what its absent modules return."""
-    return {}
+@dataclass(frozen=True)
+class KnownShapes:
+    """What a training remembers of tensors without values: what absent modules return; and by the shapes of a
+    micro-batch, the shape and dtype of each tensor that is sent at each cut."""
+
+    outputs: Outputs = field(default_factory=dict)
+    sent: dict[str, list[list[tuple[torch.Size, torch.dtype]]]] = field(default_factory=dict)
+
+
+known_shapes = alike_on_ranks(KnownShapes)
 
 
 class StageModule(nn.Module):
@@ -166,8 +173,8 @@ class Pipeline:
     ) -> None:
         self.divided, self.device = divided, divided.device
         self._output, self._name, self._micro_batches, self._group = output, schedule, micro_batches, group
-        outputs = outputs_of_absent_modules()
-        self.modules = [StageModule(divided, stage, mean_loss, outputs) for stage in divided.stages]
+        self._shapes = known_shapes()
+        self.modules = [StageModule(divided, stage, mean_loss, self._shapes.outputs) for stage in divided.stages]
         self._modules = {module.stage: module for module in self.modules}
         self._sizes: list[list[tuple[int, torch.dtype]]] = []  # of what is sent at each cut
         self._known: set[str] = set()
@@ -206,7 +213,9 @@ class Pipeline:
             self._known.add(shapes)
             leaves = {cut.module: cut.leaves for cut in cuts}
             batch = fresh(batch) if self.divided.plan.changes_rows else batch
-            found = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+            if shapes not in self._shapes.sent:
+                self._shapes.sent[shapes] = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+            found = self._shapes.sent[shapes]
             sizes = [[(shape.numel(), dtype) for shape, dtype in tensors] for tensors in found]
             self._sizes = [[max(pair) for pair in zip(*cut)] for cut in zip(self._sizes, sizes)] or sizes
         return self._sizes != before
