@@ -73,7 +73,8 @@ def words(case: Case, ranks: int, data: Path) -> list[str]:
     name, *settings = (word.format(layers=max(ranks, 4)) for word in case.job)
     settings += [f"data={data}"] if name == "charlm" else []
     named = [word for setting in settings for word in ("--set", setting)]
-    named += [word for setting in case.settings for word in ("--set-engine", setting.format(ranks=ranks, half=ranks // 2))]
+    of_engine = [setting.format(ranks=ranks, half=ranks // 2) for setting in case.settings]
+    named += [word for setting in of_engine for word in ("--set-engine", setting)]
     return [name, *named, "--engine", case.engine, "--mesh", case.mesh(ranks)]
 
 
