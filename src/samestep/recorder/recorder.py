@@ -265,6 +265,9 @@ class Recorder:
                 for number, scheduler in enumerate(self._schedulers)
             ],
             follows=self._untrained.follows(self.parameters.by_name, self.parameters.start),
+            meshes=self.parameters.pieces.meshes,
+            pieces=self.parameters.pieces.by_name,
+            divides_inputs=self.parameters.pieces.divides_inputs,
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -345,6 +348,7 @@ class Recorder:
         self._evaluations.trains()
         self._note_forward("forward", module)
         self._add_module(module)
+        self.parameters.pieces.begin_forward(inputs)
         self._untrained.note_updates()
         micro_batch = self.window.current()
         rows = rows_of(inputs)
