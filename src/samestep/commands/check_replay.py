@@ -58,7 +58,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         copy_beside(plan, work)
         layout = Layout.of(ranks)
         try:
-            result = _play_or_tell(plan, ranks, work, run, layout)
+            result, told_ranks = _play_or_tell(plan, ranks, work, run, layout)
         except (TrainingFailed, UserError) as error:
             return [not_replayed(message("script_fails_in_one_process", error=error.message))]
     replayed, size = folder / REPLAY_FOLDER, len(ranks)
@@ -66,22 +66,25 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         ranks, record = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
     one_process = read(ScriptRecord, replayed / "rank0.json")
     findings = judge_replay(result, ranks, one_process, record, Record(replayed), size=size)
-    return [of_one_replica(finding, layout, size) for finding in findings] if layout else findings
+    return [of_one_replica(finding, layout, told_ranks) for finding in findings] if layout else findings
 
 
 def _play_or_tell(
     plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, layout: Layout | None
-) -> ReplayRecord:
+) -> tuple[ReplayRecord, int]:
     """Plays the record; a script that divides the ranks by the size of a replica, and so cannot run as one, is told
-    that there are as many as a replica has."""
+    that there are as many as a replica has. Returns how many it was told, too."""
+    told = 1
     try:
         result = _play(plan, ranks, work, run, layout=layout)
     except TrainingFailed:
-        size = len(layout.replicas[0]) if layout else 1
-        if size == 1:
+        told = len(layout.replicas[0]) if layout else 1
+        if told == 1:
             raise
-        result = _play(plan, ranks, work, run, layout=layout, told_ranks=size)
-    return _play(plan, ranks, work, run, layout=layout, in_turn=True) if result.needs_turns else result
+        result = _play(plan, ranks, work, run, layout=layout, told_ranks=told)
+    if result.needs_turns:
+        result = _play(plan, ranks, work, run, layout=layout, in_turn=True, told_ranks=told)
+    return result, told
 
 
 def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:

@@ -17,7 +17,7 @@ from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.remedies import with_remedy
-from samestep.proof.script.replicas import of_layout, rows_of_replicas, within_replicas
+from samestep.proof.script.replicas import of_layout, with_replicas, within_replicas
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.schedules import with_schedules
 from samestep.proof.script.sites import Sources, located
@@ -161,7 +161,7 @@ def _divided_findings(ranks: Ranks, layout: Layout, record: Record) -> list[Find
             findings.append(within.pop(finding.question))
             continue
         finding = _with_global_rank(of_layout(finding, ranks, layout, of_all, replicas), replicas)
-        findings.append(rows_of_replicas(finding, layout) if finding.question == "rows" else finding)
+        findings.append(with_replicas(finding, layout))
     findings = [rates(ranks) if finding.question == "rate" else finding for finding in findings]
     # What other rows make of gradients and weights is no finding of its own.
     if any(finding.message.id == OTHER_ROWS for finding in findings):

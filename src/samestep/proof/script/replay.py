@@ -196,10 +196,10 @@ def _cause(
         if in_turn and is_fraction:
             return message("accumulation_not_divided_in_one_process", ranks=size)
         if is_fraction:
-            return message("gradient_divided_by_the_ranks", ranks=size)
+            return message("gradient_divided_by_the_ranks", ranks=size, told=None)
         if is_multiple:
-            return message("gradient_multiplied_by_the_ranks", ranks=size)
-        return message("loss_is_scaled", factor=factor)
+            return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
+        return message("loss_is_scaled", factor=factor, told=None)
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
     counts = [len(rank.steps[step].micro_batches) for rank in ranks]
@@ -279,7 +279,7 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: 
         is_base = by_hand or all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
     if is_base:
-        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate)
+        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate, told=None)
         rates = replayed[step], recorded[step]
         return differs(RATE, "learning rate", cause, step=step, rank=0, expected=rates[0], found=rates[1])
     counts = [[len(record.micro_batches) for record in rank.steps] for rank in (ranks[0], one_process)]

@@ -3,7 +3,6 @@ replicas what must hold of any data-parallel training."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,21 +15,24 @@ from samestep.proof.script.layout import Array, Layout, ReplicaRecord
 from samestep.proof.script.step_gradients import CLOSE, CLOSE_OF, NEAR, ROUNDING, StepGradients, norm
 from samestep.records.script import BUCKETS, STEP, TAKEN, Finding, Question, ScriptRecord, of_kind
 
-SAME_LOSS = 1e-5  # relative
-UNEXPLAINED = "gradient_of_no_known_mistake"
+ONE_RANK, UNEXPLAINED = "one_rank", "gradient_of_no_known_mistake"
 
 
 def within_replicas(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> list[Finding]:
     """Returns what is wrong within a replica, one finding of a question; none where nothing is."""
     if all(len(replica) == 1 for replica in layout.replicas):
         return []
-    checks = (_rows, _initial_weights, _random_numbers, _gradients, _weights)
-    return [finding for check in checks if (finding := check(ranks, layout, record))]
+    checks = (_rows, _initial_weights, _gradients, _weights)
+    findings = [finding for check in checks if (finding := check(ranks, layout, record))]
+    drawn = [finding for finding in findings if finding.message.id == "replica_draws_apart"]
+    return [*findings, *(replace(finding, question="random numbers") for finding in drawn)]
 
 
-def rows_of_replicas(finding: Finding, layout: Layout) -> Finding:
-    """Returns the answer about the replicas' rows; with what was seen within each of them."""
-    if finding.answer != "right" or not layout.tensor:
+def with_replicas(finding: Finding, layout: Layout) -> Finding:
+    """Returns an answer about replicas; about their rows with what was seen within each of them."""
+    if finding.message.id == ONE_RANK and finding.question != "rows":
+        return replace(finding, message=message("one_replica"))
+    if finding.answer != "right" or not layout.tensor or finding.question != "rows":
         return finding
     between = finding.message if len(layout.replicas) > 1 else None
     said = message("replica_reads_one_batch", axis=layout.axis, replicas=len(layout.replicas), between=between)
@@ -144,9 +146,9 @@ def _gradients(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding |
         if not apart:
             continue
         name, rank = apart[0]
-        cause = local_norms(ranks, layout, record, step) or message(
-            "replica_gradient_apart", axis=layout.axis, different=len({name for name, _ in apart})
-        )
+        known = local_norms(ranks, layout, record, step) or _draw_apart(ranks, layout, step)
+        different = len({name for name, _ in apart})
+        cause = known or message("replica_gradient_apart", axis=layout.axis, different=different)
         replica = next(replica for replica in layout.replicas if rank in replica)
         norms = [norm(taken[number][name]) if name in taken[number] else 0.0 for number in (replica[0], rank)]
         return differs(
@@ -175,25 +177,13 @@ def _differ(pair: Sequence[Array | None], close: float, largest: float) -> bool:
     return norm(first - second) > close * max(norm(first), norm(second), ROUNDING / close * largest)
 
 
-def _random_numbers(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None:
-    """Finds ranks of a replica that draw other random numbers for what each of them computes whole: their losses of one
-    batch are others. Where they draw for pieces of it, they may."""
-    for step in common_steps(ranks):
-        for replica in layout.replicas:
-            states = [_state(ranks[rank], step) for rank in replica]
-            losses = [[batch.value for batch in ranks[rank].steps[step].micro_batches] for rank in replica]
-            rows = [[batch.rows for batch in ranks[rank].steps[step].micro_batches] for rank in replica]
-            if len({*states}) == 1 or "" in states or any(of_rank != rows[0] for of_rank in rows):
-                continue
-            for number, of_rank in zip(replica, losses):
-                pairs = [(a, b) for a, b in zip(losses[0], of_rank) if a is not None and b is not None]
-                if all(math.isclose(*pair, rel_tol=SAME_LOSS) for pair in pairs):
-                    continue
-                cause = message("replica_draws_apart", axis=layout.axis, step=step)
-                quantity = f"loss along {layout.axis}"
-                return differs(
-                    "random numbers", quantity, cause, step=step, rank=number, expected=losses[0], found=of_rank
-                )
+def _draw_apart(ranks: Ranks, layout: Layout, step: int) -> Message | None:
+    """Returns that the ranks of a replica draw other random numbers in a step that makes of the same rows other
+    gradients of what each of them computes whole. Where they draw for pieces, they may."""
+    for replica in layout.replicas:
+        states = {_state(ranks[rank], step) for rank in replica}
+        if len(states) > 1 and "" not in states:
+            return message("replica_draws_apart", axis=layout.axis, step=step)
     return None
 
 
@@ -276,15 +266,23 @@ def _some_axes(record: ReplicaRecord, replicas: Ranks, step: int) -> Message | N
     return message("reduced_along_some_axes", axis=axis, ranks=numbers, replicas=len(replicas))
 
 
-def of_one_replica(finding: Finding, layout: Layout, size: int) -> Finding:
-    """Returns an answer of the replay; where the cause may lie in how a replica's ranks compute together, with that."""
-    divergence = finding.divergence
-    if divergence is None or not layout.tensor or finding.message.id not in ("loss_depends_on_ranks", "loss_is_scaled"):
+def of_one_replica(finding: Finding, layout: Layout, told_ranks: int) -> Finding:
+    """Returns an answer of the replay; where the cause may lie in how a replica's ranks compute together, with that.
+
+    told_ranks: how many ranks the one process was told of. Where that is the recording's number, a loss or a rate that
+    depends on it is the same.
+    """
+    divergence, said = finding.divergence, finding.message
+    if told_ranks > 1 and len(layout.replicas) == 1 and finding.answer == "right":
+        return Finding(finding.question, "unknown", message("replay_told_of_all_ranks", ranks=told_ranks))
+    if divergence is None:
         return finding
-    factor = finding.message.fields.get("factor")
-    cause = message("replica_is_no_one_process", axis=layout.axis, factor=factor)
-    quantity = f"{divergence.quantity}, along {layout.axis}"
-    return replace(finding, message=cause, divergence=replace(divergence, quantity=quantity, cause=cause))
+    if layout.tensor and said.id in ("loss_depends_on_ranks", "loss_is_scaled"):
+        said = message("replica_is_no_one_process", axis=layout.axis, factor=said.fields.get("factor"), told=None)
+        divergence = replace(divergence, quantity=f"{divergence.quantity}, along {layout.axis}")
+    if told_ranks > 1:
+        said = replace(said, fields={**said.fields, "told": told_ranks})
+    return replace(finding, message=said, divergence=replace(divergence, cause=said))
 
 
 def _added_up(layout: Layout, record: ReplicaRecord, replicas: Ranks, step: int) -> Message | None:

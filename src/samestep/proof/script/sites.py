@@ -259,7 +259,7 @@ LINES: Mapping[str, Sequence[Place]] = {
         OF_GRADIENTS,
         BACKWARD,
     ),
-    "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
+    "gradients_divided_by_ranks_again": (beside(REDUCTION, Source.uses), OF_GRADIENTS, *LOSS),
     "clipped_before_reduction": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
     "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), REDUCTION, BACKWARD),

@@ -39,7 +39,7 @@ FAULTS = (
         "replica_gradient_apart",
         '        plan["norm"] = SequenceParallel()\n',
         "        pass\n",
-        "self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)",
+        "parallelize_module(model, mesh, plan)",
         ("gradient",),
         "along tp",
         "the last norm is computed of a piece of the sequence on each rank, and nothing adds its gradients up",
