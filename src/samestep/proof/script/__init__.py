@@ -161,7 +161,7 @@ def _divided_findings(ranks: Ranks, layout: Layout, record: Record) -> list[Find
             findings.append(within.pop(finding.question))
             continue
         finding = _with_global_rank(of_layout(finding, ranks, layout, of_all, replicas), replicas)
-        findings.append(with_replicas(finding, layout))
+        findings.append(with_replicas(finding, ranks, layout))
     findings = [rates(ranks) if finding.question == "rate" else finding for finding in findings]
     # What other rows make of gradients and weights is no finding of its own.
     if any(finding.message.id == OTHER_ROWS for finding in findings):

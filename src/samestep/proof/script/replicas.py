@@ -28,14 +28,16 @@ def within_replicas(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> list
     return [*findings, *(replace(finding, question="random numbers") for finding in drawn)]
 
 
-def with_replicas(finding: Finding, layout: Layout) -> Finding:
+def with_replicas(finding: Finding, ranks: Ranks, layout: Layout) -> Finding:
     """Returns an answer about replicas; about their rows with what was seen within each of them."""
     if finding.message.id == ONE_RANK and finding.question != "rows":
         return replace(finding, message=message("one_replica"))
     if finding.answer != "right" or not layout.tensor or finding.question != "rows":
         return finding
     between = finding.message if len(layout.replicas) > 1 else None
-    said = message("replica_reads_one_batch", axis=layout.axis, replicas=len(layout.replicas), between=between)
+    said = message("replica_reads_one_batch", axis=layout.axis, between=between)
+    if ranks[0].divides_inputs:
+        said = message("replica_reads_pieces", axis=layout.axis, between=between)
     return replace(finding, message=said)
 
 
