@@ -17,7 +17,7 @@ from pathlib import Path
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import pipeline_stages
-from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
+from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.files import read, write
@@ -93,6 +93,8 @@ def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:
         return message("no_step_to_replay")
     if not Layout.of(ranks) and len(pipeline_stages(ranks)) > 1:
         return message("pipeline_stages_not_replayed")
+    if by_hand := divided_by_hand(ranks):
+        return message("layers_divided_by_hand", ranks=by_hand)
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
     return None

@@ -357,6 +357,7 @@ class ScriptRecord:
     a copy of trained weights -> how far it has moved, as a share of how far these have. meshes, pieces: of a model that
     is divided otherwise than by FSDP over all ranks: of its parameters, and of the arrays LOCAL (without a number),
     UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
+    reduces_in_forward: whether the script has called all_reduce in a training forward.
     """
 
     rank: int
@@ -387,6 +388,7 @@ class ScriptRecord:
     meshes: list[MeshRecord] = field(default_factory=list)
     pieces: Mapping[str, PieceRecord] = field(default_factory=dict)
     divides_inputs: bool = False
+    reduces_in_forward: bool = False
 
 
 # The replay in one process

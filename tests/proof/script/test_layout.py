@@ -9,7 +9,7 @@ import pytest
 
 from samestep.message import message
 from samestep.proof.script import judge
-from samestep.proof.script.layout import Layout
+from samestep.proof.script.layout import Layout, divided_by_hand
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.record import Record
 from samestep.records.results import Divergence
@@ -146,3 +146,20 @@ def test_a_replay_that_was_told_of_all_ranks_is_no_proof() -> None:
     wrong = Finding("replayed gradient", "differs", cause, divergence)
     assert of_one_replica(wrong, two, 1).message.id == "replica_is_no_one_process"
     assert of_one_replica(wrong, Layout([[0], [1]], [], ["shard"]), 1) == wrong
+
+
+def test_layers_that_are_divided_by_hand_are_no_broken_data_parallelism() -> None:
+    def ranks(reduces: bool, *readers: str) -> list[ScriptRecord]:
+        return [
+            ScriptRecord(
+                rank, 2, {"up": rank}, [_step(reader)], [], "steps", [], 0.1, [0.1], reduces_in_forward=reduces
+            )
+            for rank, reader in enumerate(readers)
+        ]
+
+    assert divided_by_hand(ranks(True, "a", "a")) == [0, 1]
+    assert divided_by_hand(ranks(False, "a", "a")) == divided_by_hand(ranks(True, "a", "b")) == []
+
+
+def _step(row: str) -> StepRecord:
+    return StepRecord(0, [MicroBatchRecord([row])], [0.1], [], [], 0, None, {}, [])

@@ -14,7 +14,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
+from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.replicas import of_layout, with_replicas, within_replicas
@@ -38,6 +38,17 @@ NEEDED: tuple[tuple[Question, ...], ...] = (
     ("loss weight", "replayed gradient"),
     ("weights",),
 )
+OF_HAND: tuple[Question, ...] = (  # what ranks that compute pieces have otherwise
+    "initial weights",
+    "rows",
+    "gradient",
+    "loss weight",
+    "clipping",
+    "weights",
+    "random numbers",
+    "evaluation",
+    "frozen weights",
+)
 OTHER_ROWS = "replica_reads_other_rows"
 OF_OTHER_ROWS = ("order", "gradient", "loss weight", "clipping", "weights")  # what other rows within a replica change
 OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
@@ -58,6 +69,12 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             findings += _divided_findings(ranks, layout, record)
         elif len(stages) > 1:
             findings += _stage_findings(stages, record)
+        elif by_hand := divided_by_hand(ranks):
+            said = message("layers_divided_by_hand", ranks=by_hand)
+            findings += [
+                Finding(finding.question, "unknown", said) if finding.question in OF_HAND else finding
+                for finding in _replica_findings(ranks, record)
+            ]
         else:
             findings += _replica_findings(ranks, record)
         findings += [collectives(ranks), saves(ranks), *alike(ranks)]

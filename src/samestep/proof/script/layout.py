@@ -207,3 +207,17 @@ def parameter_of(key: str) -> str:
 def is_near(first: Array, second: Array, close: float = 1e-5) -> bool:
     """Whether two arrays are one, but for rounding."""
     return bool(np.linalg.norm(first - second) <= close * max(np.linalg.norm(first), np.linalg.norm(second)))
+
+
+def divided_by_hand(ranks: Ranks) -> list[int]:
+    """Returns ranks that compute pieces of the same rows with layers that the script divides itself: they read the same
+    rows, begin with other weights, and reduce in the forward pass what they compute. [] where there are none, and where
+    the model says how it is divided."""
+    if any(rank.pieces for rank in ranks) or not all(rank.reduces_in_forward and rank.steps for rank in ranks):
+        return []
+    rows = [[batch.rows for step in rank.steps[:1] for batch in step.micro_batches] for rank in ranks]
+    for rank, of_rank in zip(ranks, rows):
+        group = [other for other, of_other in zip(ranks, rows) if of_other == of_rank and any(of_rank)]
+        if any(other.start != rank.start for other in group):
+            return [other.rank for other in group]
+    return []
