@@ -32,12 +32,14 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to divide a model. mesh: of so many ranks. job: its name and its settings; `layers`: a block a rank."""
+    """One way to divide a model. mesh: of so many ranks. job: its name and its settings; `layers`: a block a rank.
+    settings: the engine's."""
 
     engine: str
     mesh: Callable[[int], str]
     job: tuple[str, ...]
     fewest: int = 2
+    settings: tuple[str, ...] = ()
 
 
 CASES = {
@@ -49,7 +51,17 @@ CASES = {
         fewest=4,
     ),
     "pipeline": Case(
-        "pipeline", "stage={}".format, (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=128")
+        "pipeline",
+        "stage={}".format,
+        (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=64"),
+        settings=("microbatches={ranks}",),
+    ),
+    "pipeline x fsdp": Case(
+        "pipeline",
+        lambda ranks: f"stage={ranks // 2},shard=2",
+        (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=64"),
+        fewest=4,
+        settings=("microbatches={half}",),
     ),
     "context": Case("context", "sequence={}".format, (*GPT, "layers=2", "heads=4", "width=128", "global_batch=16")),
     "expert": Case("expert", "expert={}".format, MOE),
@@ -61,6 +73,8 @@ def words(case: Case, ranks: int, data: Path) -> list[str]:
     name, *settings = (word.format(layers=max(ranks, 4)) for word in case.job)
     settings += [f"data={data}"] if name == "charlm" else []
     named = [word for setting in settings for word in ("--set", setting)]
+    of_engine = [setting.format(ranks=ranks, half=ranks // 2) for setting in case.settings]
+    named += [word for setting in of_engine for word in ("--set-engine", setting)]
     return [name, *named, "--engine", case.engine, "--mesh", case.mesh(ranks)]
 
 

@@ -53,13 +53,15 @@ class Row:
     named: bool
 
 
-def checked(script: str, folder: Path, *arguments: str, nproc: int = 2) -> CheckResults:
-    """Checks a script of this text."""
+def checked(
+    script: str, folder: Path, *arguments: str, nproc: int = 2, script_arguments: Sequence[str] = ()
+) -> CheckResults:
+    """Checks a script of this text. arguments: the command's own."""
     file = folder / "train.py"
     file.write_text(script)
     line = ["check", "--nproc", str(nproc), "--json", *arguments, "--out", str(folder / "out")]
     by_horovod = ["--", HOROVODRUN, "-np", str(nproc), "--gloo", sys.executable] if "import horovod" in script else []
-    done = samestep(*line, *(by_horovod or ["--launcher", "fork"]), file.name, cwd=folder)
+    done = samestep(*line, *(by_horovod or ["--launcher", "fork"]), file.name, *script_arguments, cwd=folder)
     assert done.stdout, done.stderr
     return from_json(CheckResults, json.loads(done.stdout))
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import pipeline_stages
+from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
+from samestep.proof.script.replicas import of_one_replica
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.script import (
@@ -54,28 +56,60 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         work = Path(temporary, *["root", *["folder"] * LEVELS, *Path.cwd().parts[1:]][-LEVELS - 1 :])
         copy_folder(Path.cwd(), work, plan.started_at, folder)
         copy_beside(plan, work)
+        layout = Layout.of(ranks)
         try:
-            result = _play(plan, ranks, work, run, in_turn=False)
-            if result.needs_turns:
-                result = _play(plan, ranks, work, run, in_turn=True)
+            result, told_ranks = _play_or_tell(plan, ranks, work, run, layout)
         except (TrainingFailed, UserError) as error:
             return [not_replayed(message("script_fails_in_one_process", error=error.message))]
-    replayed = folder / REPLAY_FOLDER
-    return judge_replay(result, ranks, read(ScriptRecord, replayed / "rank0.json"), record, Record(replayed))
+    replayed, size = folder / REPLAY_FOLDER, len(ranks)
+    if layout:
+        ranks, record = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
+    one_process = read(ScriptRecord, replayed / "rank0.json")
+    findings = judge_replay(result, ranks, one_process, record, Record(replayed), size=size)
+    return [of_one_replica(finding, layout, told_ranks) for finding in findings] if layout else findings
+
+
+def _play_or_tell(
+    plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, layout: Layout | None
+) -> tuple[ReplayRecord, int]:
+    """Plays the record; a script that divides the ranks by the size of a replica, and so cannot run as one, is told
+    that there are as many as a replica has. Returns how many it was told, too."""
+    told = 1
+    try:
+        result = _play(plan, ranks, work, run, layout=layout)
+    except TrainingFailed:
+        told = len(layout.replicas[0]) if layout else 1
+        if told == 1:
+            raise
+        result = _play(plan, ranks, work, run, layout=layout, told_ranks=told)
+    if result.needs_turns:
+        result = _play(plan, ranks, work, run, layout=layout, in_turn=True, told_ranks=told)
+    return result, told
 
 
 def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:
     """Returns why a record is not to be replayed; None where it is."""
     if not min(len(rank.steps) for rank in ranks):
         return message("no_step_to_replay")
-    if len(pipeline_stages(ranks)) > 1:
+    if not Layout.of(ranks) and len(pipeline_stages(ranks)) > 1:
         return message("pipeline_stages_not_replayed")
+    if by_hand := divided_by_hand(ranks):
+        return message("layers_divided_by_hand", ranks=by_hand)
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
     return None
 
 
-def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, in_turn: bool) -> ReplayRecord:
+def _play(
+    plan: ScriptPlan,
+    ranks: Sequence[ScriptRecord],
+    work: Path,
+    run: Run,
+    *,
+    layout: Layout | None,
+    in_turn: bool = False,
+    told_ranks: int = 1,
+) -> ReplayRecord:
     folder, steps = Path(plan.out) / REPLAY_FOLDER, ranks[0].steps
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -88,6 +122,8 @@ def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run,
         in_turn=in_turn,
         calls=[step.calls for step in steps],
         alone=ranks[0].alone,
+        readers=layout.readers(ranks) if layout else [],
+        told_ranks=told_ranks,
     )
     of_one_process = replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False)
     write(folder / PLAN, replace(of_one_process, replay=replay_plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.errors import Refused
 from samestep.job import Batch
 from samestep.message import message
+from samestep.rank.absent_modules import Outputs
 from samestep.rank.plan_trial import fresh, laid_out
 from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
@@ -31,6 +33,7 @@ from samestep.rank.stage_forward import (
 )
 from samestep.rank.stage_plan import StagePlan, tensors_of
 from samestep.rank.step import default_generator
+from samestep.rank.threaded_group import alike_on_ranks
 
 MeanLoss = Callable[[nn.Module, Batch], Tensor]  # of the rows of a micro-batch, as Run.mean_loss
 
@@ -79,6 +82,18 @@ class DividedModel:
         gather_absent(self.model, self._owners, group=group, device=self.device)
 
 
+@dataclass(frozen=True)
+class KnownShapes:
+    """What a training remembers of tensors without values: what absent modules return; and by the shapes of a
+    micro-batch, the shape and dtype of each tensor that is sent at each cut."""
+
+    outputs: Outputs = field(default_factory=dict)
+    sent: dict[str, list[list[tuple[torch.Size, torch.dtype]]]] = field(default_factory=dict)
+
+
+known_shapes = alike_on_ranks(KnownShapes)
+
+
 class StageModule(nn.Module):
     """What torch's schedule calls for one stage: with the number of a micro-batch, and what the stage before sends.
 
@@ -86,7 +101,7 @@ class StageModule(nn.Module):
     the micro-batch's part of the step's loss. Random numbers continue where the stage before has stopped.
     """
 
-    def __init__(self, divided: DividedModel, stage: int, mean_loss: MeanLoss) -> None:
+    def __init__(self, divided: DividedModel, stage: int, mean_loss: MeanLoss, outputs: Outputs) -> None:
         super().__init__()
         self.parameters_of_stage = nn.ParameterList(divided.parameters_of(stage))
         plan = divided.plan
@@ -100,6 +115,7 @@ class StageModule(nn.Module):
             self.sends.module if self.sends else None,
             device=self.device,
             received=self.receives.leaves if self.receives else None,
+            outputs=outputs,
         )
         self._mean_loss = partial(mean_loss, divided.model)
         self._of_other_stages = divided.absent_in(stage)
@@ -157,7 +173,8 @@ class Pipeline:
     ) -> None:
         self.divided, self.device = divided, divided.device
         self._output, self._name, self._micro_batches, self._group = output, schedule, micro_batches, group
-        self.modules = [StageModule(divided, stage, mean_loss) for stage in divided.stages]
+        self._shapes = known_shapes()
+        self.modules = [StageModule(divided, stage, mean_loss, self._shapes.outputs) for stage in divided.stages]
         self._modules = {module.stage: module for module in self.modules}
         self._sizes: list[list[tuple[int, torch.dtype]]] = []  # of what is sent at each cut
         self._known: set[str] = set()
@@ -196,7 +213,9 @@ class Pipeline:
             self._known.add(shapes)
             leaves = {cut.module: cut.leaves for cut in cuts}
             batch = fresh(batch) if self.divided.plan.changes_rows else batch
-            found = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+            if shapes not in self._shapes.sent:
+                self._shapes.sent[shapes] = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+            found = self._shapes.sent[shapes]
             sizes = [[(shape.numel(), dtype) for shape, dtype in tensors] for tensors in found]
             self._sizes = [[max(pair) for pair in zip(*cut)] for cut in zip(self._sizes, sizes)] or sizes
         return self._sizes != before

@@ -304,8 +304,8 @@ def active_turns() -> Turns | None:
 
 
 def alike_on_ranks(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Lets a function that returns the same on all ranks, and whose result none of them changes, be computed once where
-    they are threads of one process."""
+    """Lets a function that returns the same on all ranks be computed once where they are threads of one process. They
+    share what it returns."""
 
     @wraps(function)
     def computed(*args: Given.args, **kwargs: Given.kwargs) -> Result:

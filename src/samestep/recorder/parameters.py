@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
+from samestep.recorder.pieces import Pieces
 from samestep.recorder.sharding import Flattened, OnClip, OnGradient
 from samestep.recorder.window import dtype_name
-from samestep.records.script import COMPRESSED
+from samestep.records.script import COMPRESSED, LOCAL_PIECE, TAKEN
 
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 PIPELINES = "torch.distributed.pipelining.stage"
@@ -151,6 +152,7 @@ class Parameters:
         self._hooks: list[Any] = []
         self._unsharded: dict[int, Tensor] = {}  # what stands for shards in a forward pass, and for some time after it
         self._has_unseen_shards = False  # that were never seen as such
+        self.pieces, self._data = Pieces(), dict[int, int]()  # id of FSDP2's parameters -> dimensions of its mesh
 
     @property
     def are_known(self) -> bool:
@@ -178,6 +180,7 @@ class Parameters:
             return
         self._modules.append(module)
         self.splits = self.splits or sharding.splits_model(module)
+        self._data |= sharding.data_dimensions(module)
         prefix = stage_prefix()
         frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in module.named_parameters() if not p.requires_grad}
         self._add_to_start(sharding.digests_of({n: p for n, p in frozen.items() if n not in self.start}))
@@ -228,13 +231,31 @@ class Parameters:
         for name, parameter in new.items():
             if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
                 self._hooks.append(parameter.register_hook(functools.partial(self._on_gradient, name)))
-        sharded = {
-            id(parameter): name
-            for name, parameter in new.items()
-            if not self.splits and sharding.is_whole_in_world(parameter, self._world_size)
-        }
-        self.shards += [*sharded.values(), *self.flattened.shards(names)]
-        sharding.hook_unsharded(module, sharded, self._unsharded, self._on_gradient)
+        sharded = {id(parameter): name for name, parameter in new.items() if is_shard(parameter)}
+        whole = [n for n in sharded.values() if sharding.is_whole_in_world(new[n], self._world_size)]
+        if not self.splits and len(whole) == len(sharded):
+            self.shards += whole
+        else:
+            self._note_pieces(new)
+        self.shards += self.flattened.shards(names)
+        by_fsdp = {number: name for number, name in sharded.items() if number in self._data or not self.pieces.by_name}
+        sharding.hook_unsharded(module, by_fsdp, self._unsharded, self._on_piece)
+        for number in sharded.keys() - by_fsdp.keys():
+            self._hooks.append(
+                self.by_name[sharded[number]].register_hook(functools.partial(self._on_piece, sharded[number]))
+            )
+
+    def _note_pieces(self, named: Mapping[str, Tensor]) -> None:
+        """Notes the pieces of a model that is divided otherwise than by FSDP2 over all ranks."""
+        for name, parameter in named.items():
+            if is_shard(parameter):
+                self.pieces.note(name, parameter, self._data.get(id(parameter), 0))
+
+    def _on_piece(self, name: str, gradient: Tensor) -> None:
+        """Hands on this rank's own gradient of a sharded parameter: its piece of it, among zeros."""
+        if is_shard(gradient):
+            self.pieces.note(LOCAL_PIECE.format(name), gradient)
+        self._on_gradient(name, sharding.among_zeros(gradient))
 
     def _add_to_start(self, digests: Mapping[str, int]) -> None:
         self.start |= {name: digest for name, digest in digests.items() if name not in self.start}
@@ -243,9 +264,11 @@ class Parameters:
         """Returns the gradients that lie in .grad now, compressed. computed: names of those that this rank computes."""
         flat = self.flattened.gradients(self.by_name, computed)
         plain_gradients = {n: p.grad for n, p in self.by_name.items() if p.grad is not None and n not in flat}
-        return flat | {
-            n: sharding.sums_of_part(g) for n, g in plain_gradients.items() if n in self.shards or not is_shard(g)
-        }
+        if self.pieces.by_name:
+            for name, gradient in plain_gradients.items():
+                if is_shard(gradient):
+                    self.pieces.note(TAKEN.format(name), gradient, self._data.get(id(self.by_name[name]), 0))
+        return flat | {name: sharding.sums_of_part(gradient) for name, gradient in plain_gradients.items()}
 
     def still(self) -> float | None:
         """Returns the share of elements of 16-bit weights that no step has moved, of those with a gradient."""
@@ -292,8 +315,7 @@ class Parameters:
 
     def hides_shards(self) -> bool:
         """Whether some are sharded in a way that is not judged."""
-        hidden = any(is_shard(parameter) and name not in self.shards for name, parameter in self.by_name.items())
-        return hidden or self._has_unseen_shards or self.flattened.hides
+        return self._has_unseen_shards or self.flattened.hides
 
     def precisions(self) -> set[str]:
         """Returns the dtypes in which gradients reach the optimizer."""
@@ -320,6 +342,7 @@ class Parameters:
         ):
             held.clear()
         self._modules, self._frozen = [], {}
+        self.pieces.forget()
         self._taken_gradients.forget()
 
     def release(self) -> None:
@@ -330,5 +353,9 @@ class Parameters:
 
     def _of_whole_parameters(self, digests: Mapping[str, int]) -> dict[str, int]:
         flat = {*self.flattened.shards(self._names)}
-        names = [name for name in digests if name not in flat and not sharding.is_sharded(self.by_name[name])]
+        names = [
+            name
+            for name in digests
+            if name not in flat and (name in self.pieces.by_name or not sharding.is_sharded(self.by_name[name]))
+        ]
         return {name: digests[name] for name in names}

@@ -137,11 +137,12 @@ def _patch_gather(name: str, before: Callable[[], None]) -> None:
 
 
 class Reductions:
-    """Reductions that go on beside the script: how often it changes their tensor before it waits for them."""
+    """Reductions that go on beside the script: how often it changes their tensor before it waits for them. begun: how
+    many there were, of all kinds."""
 
     def __init__(self) -> None:
         self._going: dict[int, tuple[Any, Tensor, int]] = {}  # id of the handle -> it, its tensor, and its version
-        self._changed = 0
+        self._changed = self.begun = 0
 
     def attach(self) -> None:
         """Patches all_reduce, and the wait of its handles."""
@@ -151,6 +152,7 @@ class Reductions:
         def new_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             # Those of torch.inference_mode() have no version.
             version = 0 if tensor.is_inference() else tensor._version
+            self.begun += 1
             work = reduce(tensor, *args, **kwargs)
             if work is not None and not tensor.is_inference():
                 self._going[id(work)] = work, tensor, version

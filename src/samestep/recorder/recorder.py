@@ -174,6 +174,7 @@ class Recorder:
     def __init__(self, plan: ScriptPlan, world: World, enough: Callable[[ScriptRecord], None]) -> None:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         self.timed, self.ended = Timed(), False
+        self._reduces_in_forward = False
         self._gathers = False  # whether tensors were gathered since the last backward pass
         self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
         self.on_restart: Callable[[], None] = lambda: None
@@ -268,6 +269,10 @@ class Recorder:
             loops=self._loops,
             schedules=[schedule_record(number, scheduler) for number, scheduler in enumerate(self._schedulers)],
             follows=self._untrained.follows(self.parameters.by_name, self.parameters.start),
+            meshes=self.parameters.pieces.meshes,
+            pieces=self.parameters.pieces.by_name,
+            divides_inputs=self.parameters.pieces.divides_inputs,
+            reduces_in_forward=self._reduces_in_forward,
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -297,9 +302,10 @@ class Recorder:
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
-        before = self.timed(self._randoms.before)(step)
+        before, begun = self.timed(self._randoms.before)(step), self._reductions.begun
         output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
         self.timed(self._randoms.after)(step, before)
+        self._reduces_in_forward |= self._reductions.begun > begun
         return output
 
     def _note_forward(self, call: Call, module: nn.Module) -> None:
@@ -349,6 +355,7 @@ class Recorder:
         self._evaluations.trains()
         self._note_forward("forward", module)
         self._add_module(module)
+        self.parameters.pieces.begin_forward(inputs)
         self._untrained.note_updates()
         micro_batch = self.window.current()
         rows = rows_of(inputs)

@@ -27,8 +27,9 @@ from samestep.recorder.batches import (
     order_of_values,
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
+from samestep.recorder.one_rank import make_meshes_of_one_rank, tell_ranks
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
-from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
+from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
@@ -46,6 +47,9 @@ class ReplayPlayer:
         folder = Path(plan.record)
         self._ranks = self._read(folder)
         self._start, self._end = (_weights(folder, name, self._ranks) for name in (START, END))
+        self._divided = bool(plan.readers)
+        if plan.readers:
+            self._ranks = [self._ranks[rank] for rank in plan.readers]
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._lengths_asked = 0
         self._events = self._draws = 0  # forwards and backward passes that have begun; numbers drawn since the last
@@ -72,6 +76,11 @@ class ReplayPlayer:
         """How many ranks are replayed."""
         return self._plan.ranks
 
+    @property
+    def told_ranks(self) -> int:
+        """How many ranks the script is told that there are."""
+        return self._plan.told_ranks
+
     def why_not(self) -> Message | None:
         """Returns why this record cannot be replayed; None where it may be."""
         if why := next((rank.why_not for rank in self._ranks if rank.why_not), None):
@@ -96,6 +105,9 @@ class ReplayPlayer:
         """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
         if why := self.why_not():
             self.stop(why)
+        make_meshes_of_one_rank()
+        if self.told_ranks > 1:
+            tell_ranks(self.told_ranks)
         self._recorder.on_restart = self._forget
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)
@@ -265,6 +277,9 @@ class ReplayPlayer:
             for rank, recorded in enumerate(forwards):
                 set_random_states(recorded.random_states)
                 outputs.append(forward(*order.rows_of_rank(args, rank), **order.rows_of_rank(kwargs, rank)))
+                # A rank draws less for its piece of what is computed than one process for the whole.
+                if self._divided and torch_state() != recorded.after:
+                    self.stop(message("draws_for_pieces"))
                 # The next rank would see a queue, an average, … that the ranks before it have changed.
                 if changed := [name for name, state, version in states if state._version != version]:
                     self.stop(message("forward_changes_state", name=changed[0]))
@@ -404,11 +419,15 @@ def _unwrapped(module: Any) -> Any:
 
 def _weights(folder: Path, name: str, ranks: list[ReplayData]) -> Weights:
     """Returns the whole weights: rank 0's, and of a sharded one the blocks of all ranks, put together."""
-    shards = ranks[0].shards
-    arrays = [read_arrays(folder, rank, name) for rank in range(len(ranks) if shards else 1)]
+    places = [rank.places for rank in ranks]
+    arrays = [read_arrays(folder, rank, name) for rank in range(len(ranks) if places[0] else 1)]
     weights = {key: torch.from_numpy(array) for key, array in arrays[0].items()}
-    for key, dimension in shards.items():
-        weights[key] = torch.cat([torch.from_numpy(of_rank[key]) for of_rank in arrays if key in of_rank], dimension)
+    for key, (shape, _) in places[0].items():
+        if key in weights:
+            weights[key] = weights[key].new_zeros(shape)
+            for of_rank, array in zip(places, arrays):
+                block, offset = torch.from_numpy(array[key]), of_rank[key][1]
+                weights[key][tuple(slice(start, start + n) for start, n in zip(offset, block.shape))] = block
     return weights
 
 

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.message import Message, message
-from samestep.rank.shards import block_of, is_shard
+from samestep.rank.shards import block_of, is_shard, place_of
 from samestep.recorder.batches import Outputs, copied, holds_loss
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
-from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness
+from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness, torch_state
 from samestep.recorder.recorder import Recorder
-from samestep.recorder.sharding import dimension_of
 from samestep.records.script import END, KEPT, START
 from samestep.records.tensor_files import write_state
 from samestep.world import World
@@ -37,13 +36,15 @@ SEEDING = [(torch, "manual_seed"), (torch, "set_rng_state"), (random, "seed"), (
 class Forward:
     """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where they are
     not the tensors of a loader's batch. loss: whether its output holds one. computed: whether its inputs come of
-    another model's output, so that one process has them only up to rounding."""
+    another model's output, so that one process has them only up to rounding. after: the digest of torch's random state
+    at its end."""
 
     rows: list[str]
     random_states: list[Tensor]
     inputs: Any = None
     loss: bool = False
     computed: bool = False
+    after: str = ""
 
 
 @dataclass
@@ -55,8 +56,8 @@ class ReplayData:
     draws: whether random numbers are drawn inside of a forward. drawn: those between a batch and the end of its loss,
     but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
     each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
-    which some schedules move as well. several: whether a micro-batch has several forwards. shards: the dimension in
-    which each sharded parameter is cut; this rank's blocks are among its weights.
+    which some schedules move as well. several: whether a micro-batch has several forwards. places: of each sharded
+    parameter, the whole shape and the offset of this rank's block, which is among its weights.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class ReplayData:
     batch_norm: bool = False
     drawn: list[Drawn] = field(default_factory=list)
     several: bool = False
-    shards: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     why_not: Message | None = None
 
 
@@ -119,7 +120,7 @@ class ReplaySaver:
 
     def _weights(self, named: Mapping[str, Tensor]) -> Weights:
         """Returns copies of what this rank alone holds of tensors, on the CPU; rank 0's are the whole ones, too."""
-        held = {name: t for name, t in named.items() if self._world.rank == 0 or name in self.data.shards}
+        held = {name: t for name, t in named.items() if self._world.rank == 0 or name in self.data.places}
         return {name: block_of(tensor).cpu().clone() for name, tensor in held.items()}
 
     def _save(self) -> None:
@@ -164,7 +165,7 @@ class ReplaySaver:
         self._randomness = randomness()
         self._outputs.add(output)
         data.draws |= self._randomness != before
-        data.forwards[-1].loss = holds_loss(output)
+        data.forwards[-1].loss, data.forwards[-1].after = holds_loss(output), torch_state()
         micro_batch = len(recorder.steps), len(recorder.window.micro_batches)
         data.several |= micro_batch == self._micro_batch
         self._micro_batch = micro_batch
@@ -190,15 +191,12 @@ class ReplaySaver:
         )
 
     def _why_not(self) -> Message | None:
-        """Returns why the model cannot be replayed; None where it can. Notes how its parameters are sharded."""
+        """Returns why the model cannot be replayed; None where it can. Notes where the blocks of its parameters lie."""
         parameters = self._recorder.parameters
         why = message("deepspeed_not_replayed") if self._recorder.engine else None
         for name, parameter in parameters.by_name.items():
-            dimension = dimension_of(parameter, self._world.size)
-            if dimension is not None:
-                self.data.shards[name] = dimension
-            elif is_shard(parameter):
-                why = why or message("parameter_sharded_otherwise", parameter=name)
+            if is_shard(parameter):
+                self.data.places[name] = tuple(parameter.shape), place_of(parameter)[1]
         if parameters.flattened.parts or parameters.flattened.hides:
             why = why or message("flattened_parameters_not_replayed")
         return why

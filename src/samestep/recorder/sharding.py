@@ -61,14 +61,6 @@ def is_whole_in_world(tensor: Any, world_size: int) -> bool:
     return sharded and int(tensor.device_mesh.size()) == world_size
 
 
-def dimension_of(tensor: Any, world_size: int) -> int | None:
-    """Returns the dimension in which a tensor is cut into one block for each rank of the world, in their order; None
-    where it is sharded otherwise."""
-    if not is_whole_in_world(tensor, world_size) or len(tensor.placements) != 1:
-        return None
-    return int(tensor.placements[0].dim)
-
-
 def splits_model(module: nn.Module) -> bool:
     """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
     ranks compute parts of the same rows."""
@@ -82,19 +74,43 @@ def splits_model(module: nn.Module) -> bool:
 
 def sums_of_part(tensor: Any) -> Tensor:
     """Returns the compressed sums of a tensor; of a sharded one, this rank's part of them."""
+    return compress(among_zeros(tensor))
+
+
+def among_zeros(tensor: Any) -> Tensor:
+    """Returns a tensor; of a sharded one, this rank's part among zeros."""
     if not is_shard(tensor):
-        return compress(tensor)
+        plain: Tensor = tensor
+        return plain
     block = block_of(tensor)
     zeros = block.new_zeros(tensor.shape)
-    shape, offset = place_of(tensor)
-    zeros[tuple(slice(start, start + length) for start, length in zip(offset, shape))] = block
-    return compress(zeros)
+    zeros[tuple(slice(start, start + length) for start, length in zip(*reversed(place_of(tensor))))] = block
+    return zeros
 
 
 def unsharded(module: nn.Module) -> set[int]:
     """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
     pass, and their storage is freed afterwards."""
-    return {id(p) for unit in _fsdp2_modules(module) for p in unit.parameters() if not is_shard(p)}
+    units = _fsdp2_modules(module)
+    plain = {id(p) for unit in units for p in unit.parameters() if not is_shard(p)}
+    # Those of a tensor-parallel model are DTensors, too.
+    return plain | {
+        id(p._unsharded_param) for unit in units for p in _params_of(unit) if hasattr(p, "_unsharded_param")
+    }
+
+
+def data_dimensions(module: nn.Module) -> dict[int, int]:
+    """Returns the id of each parameter that FSDP2 has sharded below a module -> how many dimensions its mesh has."""
+    units = _fsdp2_modules(module)
+    return {id(p.sharded_param): int(p.mesh_info.mesh.ndim) for unit in units for p in _params_of(unit)}
+
+
+def _params_of(unit: Any) -> list[Any]:
+    state = unit._get_fsdp_state() if hasattr(unit, "_get_fsdp_state") else None
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [parameter for group in groups if group is not None for parameter in group.fsdp_params]
 
 
 def _fsdp2_modules(module: nn.Module) -> list[nn.Module]:
@@ -112,7 +128,7 @@ def hook_unsharded(
     def before_forward(attributes: Mapping[str, str], part: nn.Module, _: Any) -> None:
         for attribute, name in attributes.items():
             parameter = getattr(part, attribute)
-            if not is_shard(parameter) and parameter.requires_grad and id(parameter) not in hooked:
+            if id(parameter) not in names and parameter.requires_grad and id(parameter) not in hooked:
                 hooked[id(parameter)] = parameter
                 parameter.register_hook(functools.partial(on_gradient, name))
 

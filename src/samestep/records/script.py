@@ -23,6 +23,7 @@ LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 # The same sums of the weights before the first step, and after each one, where the plan asks for them.
 BEFORE, AFTER = "before {}", "after {}"
 AVERAGE = "average {}"  # of what no optimizer moves: at first, and where it has changed
+LOCAL_PIECE = "local {}"  # of the gradients that the rank computes in all micro-batches
 CLOSURES = "closures-rank{}.json"
 UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has failed
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
@@ -52,7 +53,9 @@ class ReplayPlan:
 
     in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
     micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
-    step. alone: steps that rank 0 has taken before those of all ranks, which are not fed.
+    step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
+    are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
+    many as a replica has where it cannot run as one.
     """
 
     record: str
@@ -63,6 +66,8 @@ class ReplayPlan:
     in_turn: bool = False
     calls: list[int] = field(default_factory=list)
     alone: int = 0
+    readers: list[int] = field(default_factory=list)
+    told_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,34 @@ class PassRecord:
     workers: int = 0
 
 
+# What a rank holds of a model that is divided over ranks
+
+Kind = Literal["shard", "replicate", "partial"]
+
+
+@dataclass(frozen=True)
+class MeshRecord:
+    """A device mesh over which tensors are divided. names, shape: of its dimensions. ranks: the last dimension goes
+    fastest."""
+
+    names: list[str]
+    shape: list[int]
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class PieceRecord:
+    """What a rank holds of one tensor, a DTensor. mesh: its number. kinds: in each dimension of the mesh, what the
+    ranks along it hold: other elements, the same ones, or what is to be added up. offset, shape: of the piece. data:
+    how many of the mesh's dimensions, the first ones, are FSDP's, along which ranks train other rows."""
+
+    mesh: int
+    kinds: list[Kind]
+    offset: list[int]
+    shape: list[int]
+    data: int = 0
+
+
 # What happens beside them
 
 
@@ -338,7 +371,10 @@ class ScriptRecord:
     (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
     of 16-bit weights that no step has moved, of those with a gradient; None where there are none. loops: those around
     the first step, the innermost first; none where code of a library lies between them. follows: network that begins as
-    a copy of trained weights -> how far it has moved, as a share of how far these have.
+    a copy of trained weights -> how far it has moved, as a share of how far these have. meshes, pieces: of a model that
+    is divided otherwise than by FSDP over all ranks: of its parameters, and of the arrays LOCAL (without a number),
+    UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
+    reduces_in_forward: whether the script has called all_reduce in a training forward.
     """
 
     rank: int
@@ -366,6 +402,10 @@ class ScriptRecord:
     loops: list[LoopRecord] = field(default_factory=list)
     schedules: list[ScheduleRecord] = field(default_factory=list)
     follows: Mapping[str, float] = field(default_factory=dict)
+    meshes: list[MeshRecord] = field(default_factory=list)
+    pieces: Mapping[str, PieceRecord] = field(default_factory=dict)
+    divides_inputs: bool = False
+    reduces_in_forward: bool = False
 
 
 # The replay in one process

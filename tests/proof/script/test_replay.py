@@ -186,7 +186,7 @@ def test_a_rate_that_depends_on_the_ranks_is_named(
     if why:
         assert found.message.fields["why"].id == why
     else:
-        assert found.message == message("rate_depends_on_ranks", rate=0.1, ranks=2, one_process=0.2)
+        assert found.message == message("rate_depends_on_ranks", rate=0.1, ranks=2, one_process=0.2, told=None)
 
 
 def test_a_schedule_that_is_longer_by_the_ranks_is_told_from_others() -> None:
@@ -226,7 +226,7 @@ def test_a_schedule_that_runs_ahead_has_turned() -> None:
 def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:
     found = Case(tmp_path, rate=2.2, optimizers=2).judge()[RATE]
     assert found.answer == "differs" and found.divergence and found.divergence.step == 1
-    assert found.message == message("rate_depends_on_ranks", rate=1.1, ranks=2, one_process=2.2)
+    assert found.message == message("rate_depends_on_ranks", rate=1.1, ranks=2, one_process=2.2, told=None)
 
 
 @pytest.mark.parametrize(

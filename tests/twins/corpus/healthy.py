@@ -49,7 +49,28 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "byol": ("", "--coefficient 1", "--tau 0.9999"),
     "own_checkpoints": ("", "--weight 0.5", "--every 3"),
     "tied_weights": ("", "--optimizer SGD"),
+    "tensor_parallel": (
+        "",
+        "--sequence-parallel --loss-parallel",
+        "--sequence-parallel --clip 0.1",
+        "--loss-parallel --clip 0.1",
+        "--clip 0.1 --accumulate 2",
+        "--dropout 0.1",
+        "--optimizer AdamW",
+        "--tied",
+    ),
+    "fsdp_tensor": (
+        "",
+        "--clip 0.1",
+        "--accumulate 2",
+        "--dropout 0.1",
+        "--dropout 0.1 --optimizer AdamW",
+        "--by-hand",
+        "--by-hand --optimizer AdamW",
+    ),
+    "hybrid_shards": ("", "--clip 0.1", "--dropout 0.1", "--clip 0.1 --optimizer AdamW"),
 }
+RANKS = {"fsdp_tensor": 4, "hybrid_shards": 4}  # where two do not show the layout
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
 STARTS_RANKS_ITSELF = ("processes", "spawned")

@@ -14,8 +14,10 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.remedies import with_remedy
+from samestep.proof.script.replicas import of_layout, with_replicas, within_replicas
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.schedules import with_schedules
 from samestep.proof.script.sites import Sources, located
@@ -36,7 +38,19 @@ NEEDED: tuple[tuple[Question, ...], ...] = (
     ("loss weight", "replayed gradient"),
     ("weights",),
 )
-OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
+OF_HAND: tuple[Question, ...] = (  # what ranks that compute pieces have otherwise
+    "initial weights",
+    "rows",
+    "gradient",
+    "loss weight",
+    "clipping",
+    "weights",
+    "random numbers",
+    "evaluation",
+    "frozen weights",
+)
+OTHER_ROWS = "replica_reads_other_rows"
+OF_OTHER_ROWS = ("order", "gradient", "loss weight", "clipping", "weights")  # what other rows within a replica change
 OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
 NEAR = 1e-3
 
@@ -50,8 +64,19 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     steps = min(len(rank.steps) for rank in ranks)
     findings = [step_counts(plan, ranks)]
     if steps:
-        stages = pipeline_stages(ranks)
-        findings += _replica_findings(ranks, record) if len(stages) == 1 else _stage_findings(stages, record)
+        layout, stages = Layout.of(ranks), pipeline_stages(ranks)
+        if layout:
+            findings += _divided_findings(ranks, layout, record)
+        elif len(stages) > 1:
+            findings += _stage_findings(stages, record)
+        elif by_hand := divided_by_hand(ranks):
+            said = message("layers_divided_by_hand", ranks=by_hand)
+            findings += [
+                Finding(finding.question, "unknown", said) if finding.question in OF_HAND else finding
+                for finding in _replica_findings(ranks, record)
+            ]
+        else:
+            findings += _replica_findings(ranks, record)
         findings += [collectives(ranks), saves(ranks), *alike(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     results = CheckResults(
@@ -124,7 +149,8 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
 
 
 def _notes(ranks: Ranks) -> list[Message]:
-    notes: list[Message] = []
+    layout = Layout.of(ranks)
+    notes: list[Message] = [layout.described()] if layout else []
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)
@@ -139,13 +165,31 @@ def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:
     findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
     findings += [rates(ranks), schedule(ranks), weights(ranks), *untrained(ranks), updates(ranks, record)]
     findings += [randoms(ranks), evaluation(ranks)]
-    if not ranks[0].steps[0].splits:
-        return findings
-    tensor_parallel = message("tensor_parallel_ranks_share_rows")
-    return [
-        Finding(finding.question, "unknown", tensor_parallel) if finding.question in OF_REPLICAS else finding
-        for finding in findings
-    ]
+    return findings
+
+
+def _divided_findings(ranks: Ranks, layout: Layout, record: Record) -> list[Finding]:
+    """Answers the questions about ranks that share out a model: about the replicas, and about the ranks of each."""
+    replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
+    within = {finding.question: finding for finding in within_replicas(ranks, layout, of_all)}
+    findings = []
+    for finding in _replica_findings(replicas, of_all):
+        if finding.question in within:
+            findings.append(within.pop(finding.question))
+            continue
+        finding = _with_global_rank(of_layout(finding, ranks, layout, of_all, replicas), replicas)
+        findings.append(with_replicas(finding, ranks, layout))
+    findings = [rates(ranks) if finding.question == "rate" else finding for finding in findings]
+    # What other rows make of gradients and weights is no finding of its own.
+    if any(finding.message.id == OTHER_ROWS for finding in findings):
+        findings = [
+            finding if finding.question not in OF_OTHER_ROWS else _because_of_rows(finding) for finding in findings
+        ]
+    return findings
+
+
+def _because_of_rows(finding: Finding) -> Finding:
+    return Finding(finding.question, "unknown", message("ranks_compute_pieces_of_other_rows"))
 
 
 # The stages of a pipeline: ranks that hold other parameters train no other rows, and each stage is judged by itself.

@@ -18,6 +18,7 @@ REMEDIES: Mapping[str, Message] = {
     "rows_drawn_with_replacement": message("remedy_distributed_sampler"),
     "rows_left_out_by_the_sampler": message("remedy_distributed_sampler"),
     "sharding_not_judged": message("remedy_fsdp2"),
+    "layers_divided_by_hand": message("remedy_dtensors"),
     "clipped_by_own_code": REPLAY,
     "several_optimizers_may_sum_losses": REPLAY,
     "losses_have_an_unknown_factor": REPLAY,

@@ -41,9 +41,10 @@ def not_replayed(why: Message) -> Finding:
 
 
 def judge_replay(
-    result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, record: Record, replay: Record
+    result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, record: Record, replay: Record, *, size: int = 0
 ) -> list[Finding]:
-    """Compares a replay with the ranks. record, replay: the folders with the gradients."""
+    """Compares a replay with the ranks. record, replay: the folders with the gradients. size: how many ranks there are,
+    where each of these records is of several."""
     recorded = len(ranks[0].steps[0].micro_batches)
     if result.why_not and result.micro_batches not in (-1, recorded, recorded * len(ranks)):
         cause = message(
@@ -63,8 +64,9 @@ def judge_replay(
     if len(one_process.steps) != len(ranks[0].steps):
         steps = len(one_process.steps)
         return [not_replayed(message("replay_takes_other_steps", steps=steps, recorded=len(ranks[0].steps)))]
-    gradients = _gradients(result, ranks, one_process, record=record, replay=replay)
-    findings = [gradients, _rates(result, ranks, one_process)]
+    sizes = [len(ranks), size or len(ranks)]
+    gradients = _gradients(result, ranks, one_process, record=record, replay=replay, sizes=sizes)
+    findings = [gradients, _rates(result, ranks, one_process, size or len(ranks))]
     if gradients.answer == "right" and (multiplied := multiplied_sum(ranks, one_process)):
         findings.append(multiplied)
     if (gradients.question, gradients.answer) == (GRADIENT, "unknown"):
@@ -73,9 +75,15 @@ def judge_replay(
 
 
 def _gradients(
-    result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, *, record: Record, replay: Record
+    result: ReplayRecord,
+    ranks: Ranks,
+    one_process: ScriptRecord,
+    *,
+    record: Record,
+    replay: Record,
+    sizes: Sequence[int],
 ) -> Finding:
-    """Compares the gradients of each step, until one is another one."""
+    """Compares the gradients of each step, until one is another one. sizes: numbers of replicas, and of ranks."""
     distances, first, coarser = list[float](), 0.0, coarser_of(ranks)
     for step in range(len(one_process.steps)):
         gradients, replayed = StepGradients.read(record, ranks, step), _before_clipping(replay, step)
@@ -120,7 +128,7 @@ def _gradients(
             cause = message("steps_come_apart")
             if not came_apart:
                 pair = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in (recorded, replayed))
-                cause = _cause(ranks, step, *pair, in_turn=result.feed == "in turn")
+                cause = _cause(ranks, step, *pair, sizes=sizes, in_turn=result.feed == "in turn")
                 cause = _of_contrast(ranks, one_process, step, cause) or cause
                 if cause.id == "later_gradients_apart" and by_optimizer:
                     cause = message("optimizer_adds_gradients_up")
@@ -176,19 +184,22 @@ def _before_clipping(replay: Record, step: int) -> dict[str, Array]:
     return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
 
 
-def _cause(ranks: Ranks, step: int, recorded: Array, replayed: Array, *, in_turn: bool) -> Message:
+def _cause(
+    ranks: Ranks, step: int, recorded: Array, replayed: Array, *, sizes: Sequence[int], in_turn: bool
+) -> Message:
     """Returns why the ranks' gradient is not that of one process."""
-    square, size = float(replayed @ replayed), len(ranks)
+    square = float(replayed @ replayed)
     factor = float(recorded @ replayed) / square if square else 0.0
+    size = next((size for size in sizes if any(abs(factor / by - 1) <= NEAR for by in (size, 1 / size))), sizes[0])
     if factor and norm(recorded - factor * replayed) <= NEAR * norm(recorded):
         is_fraction, is_multiple = abs(factor * size - 1) <= NEAR, abs(factor / size - 1) <= NEAR
         if in_turn and is_fraction:
             return message("accumulation_not_divided_in_one_process", ranks=size)
         if is_fraction:
-            return message("gradient_divided_by_the_ranks", ranks=size)
+            return message("gradient_divided_by_the_ranks", ranks=size, told=None)
         if is_multiple:
-            return message("gradient_multiplied_by_the_ranks", ranks=size)
-        return message("loss_is_scaled", factor=factor)
+            return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
+        return message("loss_is_scaled", factor=factor, told=None)
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
     counts = [len(rank.steps[step].micro_batches) for rank in ranks]
@@ -210,7 +221,7 @@ def _of_contrast(ranks: Ranks, one_process: ScriptRecord, step: int, cause: Mess
     batches = [rank.steps[step].micro_batches for rank in (*ranks, one_process)]
     pairs = [terms for of_ranks in zip(*batches) for terms in zip(*(batch.losses for batch in of_ranks))]
     size = len(ranks)
-    if any(
+    if size > 1 and any(
         replayed.classes == size * term.classes > 0
         or (replayed.kind == term.kind and replayed.count == size**2 * term.count > 0)
         for *terms, replayed in pairs
@@ -247,9 +258,9 @@ def _are_even(ranks: Ranks, step: int) -> bool:
     )
 
 
-def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Finding:
+def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: int) -> Finding:
     """Compares the learning rates of each step with those that one process would have used."""
-    steps, size = ranks[0].steps, len(ranks)
+    steps = ranks[0].steps
     recorded, replayed = [step.rates for step in steps], [step.rates for step in one_process.steps]
     step = next((number for number, rates in enumerate(zip(recorded, replayed)) if not same_rates(*rates)), None)
     if step is None:
@@ -268,7 +279,7 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord) -> Fin
         is_base = by_hand or all(record.rates == same_optimizer[0].rates for record in same_optimizer)
     rate, one_rate = recorded[step][0], replayed[step][0]
     if is_base:
-        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate)
+        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_rate, told=None)
         rates = replayed[step], recorded[step]
         return differs(RATE, "learning rate", cause, step=step, rank=0, expected=rates[0], found=rates[1])
     counts = [[len(record.micro_batches) for record in rank.steps] for rank in (ranks[0], one_process)]

@@ -59,11 +59,13 @@ def _with_factor(finding: Finding, ranks: Ranks, sources: Sources) -> Finding:
     if not one_process or not math.isclose(rate / one_process, size, rel_tol=1e-6):
         return finding
     if places := factors.times_ranks():
-        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_process)
+        cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_process, told=None)
         told = differs(REPLAYED_RATE, "learning rate", cause, step=step, rank=0, expected=one_process, found=rate)
         return _at(told, places, sources)
     if fields.get("ahead") and (places := factors.time_of_ranks()):
-        said = message("schedule_shorter_by_the_ranks", ranks=size, rate=rate, step=step, one_process=one_process)
+        said = message(
+            "schedule_shorter_by_the_ranks", ranks=size, rate=rate, step=step, one_process=one_process, told=None
+        )
         return _at(Finding(REPLAYED_RATE, "warning", said), places, sources)
     return finding
 

@@ -198,6 +198,7 @@ PARTING = (
     BACKWARD,
 )
 UPDATES = calling(OF_WEIGHTS)
+DIVIDES = written(lambda source: [*source.calls("parallelize_module"), *source.calls("fully_shard")])
 AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(UPDATES), OF_WEIGHTS, UPDATES, around(OF_WEIGHTS))
 EVALUATION = (
     flowing(evaluated("loader"), RANK),
@@ -258,7 +259,7 @@ LINES: Mapping[str, Sequence[Place]] = {
         OF_GRADIENTS,
         BACKWARD,
     ),
-    "gradients_divided_by_ranks_again": (OF_GRADIENTS, *LOSS),
+    "gradients_divided_by_ranks_again": (beside(REDUCTION, Source.uses), OF_GRADIENTS, *LOSS),
     "clipped_before_reduction": (called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     "clipping_depends_on_ranks": (flowing(called("clip")), flowing(OF_GRADIENTS), called("clip"), OF_GRADIENTS),
     "gradient_of_no_known_mistake": (called("clip"), calling(OF_GRADIENTS), REDUCTION, BACKWARD),
@@ -323,6 +324,16 @@ LINES: Mapping[str, Sequence[Place]] = {
     "queue_not_gathered": (buffer,),
     "buffer_of_own_rows": (buffer, into(buffer)),
     "buffer_begins_apart": (buffer, SEEDS),
+    "replica_reads_other_rows": (called("sampler"), *SHARING, FORWARD),
+    "replicas_train_the_same_rows": OF_ONE_ORDER,
+    "replica_begins_apart": (SEEDS, parameter, DIVIDES),
+    "replica_draws_apart": (SEEDS, FORWARD),
+    "replica_gradient_apart": (parameter, DIVIDES, FORWARD, BACKWARD),
+    "replica_drifts_apart": (*OF_RANKS, OF_GRADIENTS, OF_WEIGHTS, parameter, STEP),
+    "clipped_by_local_norms": (called("clip"), READS, OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
+    "whole_gradients_added_up": (REDUCTION, OF_GRADIENTS, STEP),
+    "reduced_along_some_axes": (DIVIDES, REDUCTION, OF_GRADIENTS),
+    "replica_is_no_one_process": (*OF_RANKS, DIVIDES, called("collective"), *LOSS[3:]),
     "collectives_in_another_order": (around(called("collective")), *PARTING),
 }
 QUESTIONS: Mapping[Question, Sequence[Place]] = {

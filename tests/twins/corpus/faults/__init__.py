@@ -1,5 +1,13 @@
 """The faults of the twins, by what they are about."""
 
-from corpus.faults import coefficients, control, data, losses, schedules, state
+from corpus.faults import coefficients, control, data, layouts, losses, schedules, state
 
-FAULTS = (*data.FAULTS, *losses.FAULTS, *coefficients.FAULTS, *schedules.FAULTS, *state.FAULTS, *control.FAULTS)
+FAULTS = (
+    *data.FAULTS,
+    *losses.FAULTS,
+    *coefficients.FAULTS,
+    *schedules.FAULTS,
+    *state.FAULTS,
+    *control.FAULTS,
+    *layouts.FAULTS,
+)

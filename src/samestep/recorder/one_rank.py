@@ -1,0 +1,52 @@
+"""What a replay makes of a script that is written for a number of ranks: one rank, on every dimension of its meshes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed import device_mesh
+
+
+def make_meshes_of_one_rank() -> None:
+    """Makes every device mesh that the script asks for one of a single rank, as a replay has no other."""
+    init, kind = device_mesh.init_device_mesh, device_mesh.DeviceMesh
+    make = kind.__init__
+
+    @functools.wraps(init)
+    def new_init(device_type: str, mesh_shape: Any, *args: Any, **kwargs: Any) -> Any:
+        return init(device_type, (1,) * len(mesh_shape), *args, **kwargs)
+
+    @functools.wraps(make)
+    def new_make(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
+        if mesh is not None:
+            mesh = torch.zeros((1,) * torch.as_tensor(mesh).dim(), dtype=torch.int)
+        make(self, device_type, mesh, *args, **kwargs)
+
+    exported: Any = torch.distributed
+    exported.init_device_mesh = device_mesh.init_device_mesh = new_init
+    kind.__init__ = new_make  # type: ignore[method-assign]
+
+
+def tell_ranks(number: int) -> None:
+    """Tells the script that there are so many ranks, where it cannot run as one: as one that divides them by the size
+    of its tensor-parallel group. torch knows that there is one."""
+    groups: Any = sys.modules["torch.distributed.distributed_c10d"]
+    size, rendezvous = groups.get_world_size, groups.rendezvous
+
+    @functools.wraps(size)
+    def new_size(group: Any = None) -> int:
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        is_torch = caller.partition(".")[0] == "torch"
+        return int(size(group)) if is_torch or group is not None else number
+
+    @functools.wraps(rendezvous)
+    def new_rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+        return rendezvous(url, 0, 1, **kwargs)
+
+    os.environ["WORLD_SIZE"] = str(number)
+    torch.distributed.get_world_size, groups.rendezvous = new_size, new_rendezvous

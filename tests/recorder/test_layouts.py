@@ -1,0 +1,46 @@
+"""`samestep check` of scripts that divide their model by DTensor: the healthy twins, and some of their faults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from recorder.plant import checked
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
+
+from corpus.faults.layouts import FAULTS
+from corpus.healthy import RANKS
+from corpus.twin import Fault, Healthy, text_of
+
+HEALTHY = [
+    Healthy("tensor_parallel", "--sequence-parallel --loss-parallel"),
+    Healthy("fsdp_tensor", "--dropout 0.1"),
+    Healthy("hybrid_shards", "--clip 0.1"),
+]
+NAMED = ["replica_draws_apart", "replica_gradient_apart", "clipped_by_local_norms", "reduced_along_some_axes"]
+NAMED += ["replica_is_no_one_process", "replica_begins_apart", "replica_reads_other_rows"]
+PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAMED]
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [pytest.param(twin, id=twin.name, marks=() if "sequence" in twin.name else pytest.mark.check) for twin in HEALTHY],
+)
+def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
+    ranks = RANKS.get(twin.script, 2)
+    results = checked(text_of(twin), tmp_path, script_arguments=twin.arguments.split(), nproc=ranks)
+    assert results.answer == "right", results.findings
+    assert all(finding.answer != "warning" for finding in results.findings)
+    assert any(note.id == "layout_of_ranks" for note in results.notes)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
+def test_a_fault_of_a_layout_is_named(fault: Fault, tmp_path: Path) -> None:
+    ranks = RANKS.get(fault.script, 2)
+    results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
+    assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
+    assert results.answer == "differs"
