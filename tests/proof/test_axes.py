@@ -88,7 +88,7 @@ def test_outputs_are_compared_however_they_are_divided() -> None:
     assert first_wrong_output(OUTPUTS, parts("c", 1.0)) == ("", 2)  # not compared: no false comfort
 
 
-TRAINED = {"a.weight", "b.weight", "c.weight"}
+TRAINED = ["a.weight", "b.weight", "c.weight"]
 # Rank 1 alone has 'c'.
 OBSERVED = cast(Trace, SimpleNamespace(mesh=Mesh(stage=2), divided={"c.weight": {"stage": frozenset({1})}}))
 
@@ -101,7 +101,7 @@ def difference(quantity: str, tensor: str | None = None, rank: int | None = None
     ("differences", "module", "said"),
     [
         ([difference("first gradient", "a.weight"), difference("first gradient", "b.weight")], "b", "tensors"),
-        ([difference("first gradient", name) for name in sorted(TRAINED)], "", None),
+        ([difference("first gradient", name) for name in TRAINED], "", None),
         ([difference("replicas", "b.weight from [0]")], "b", "tensors"),
         ([difference("optimizer steps", rank=1)], "c", "ranks"),
         ([difference("optimizer steps", rank=0)], "", None),
@@ -114,6 +114,7 @@ def test_the_module_is_the_last_one_whose_tensors_are_wrong(
 ) -> None:
     named, told = module_of(differences, OBSERVED, TRAINED, OUTPUTS, parts())
     assert (named, told and told.id) == (module, said and f"{said}_wrong_from_module")
+    assert module_of(differences, OBSERVED, TRAINED, {}, [])[0] == module  # in the order of the model
 
 
 def test_a_wrong_loss_is_of_the_first_wrong_output_or_after_all() -> None:

@@ -8,7 +8,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,13 +35,18 @@ OF_RANKS = ("learning rate", "optimizer steps", "parameter groups")  # those of 
 
 
 def module_of(
-    differences: Sequence[Divergence], observed: Trace, trained: Set[str], expected: Outputs, found: Sequence[Outputs]
+    differences: Sequence[Divergence],
+    observed: Trace,
+    trained: Sequence[str],
+    expected: Outputs,
+    found: Sequence[Outputs],
 ) -> tuple[str, Message | None]:
     """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
     can be told from the others.
 
-    differences: all of one training, the first one first. observed: the training. trained: the parameters that move.
-    expected: module -> its values, in the order of the forward pass. found: the same of each rank.
+    differences: all of one training, the first one first. observed: the training. trained: the parameters that move, in
+    the model's order. expected: module -> its values, in the order of the forward pass; empty where none were noted.
+    found: the same of each rank.
     """
     first = differences[0]
     if first.quantity == "loss" and not first.step:
@@ -57,9 +62,9 @@ def module_of(
     elif first.quantity in OF_RANKS:
         ranks = {each.rank for each in alike if each.rank is not None and each.step == first.step}
         wrong_tensors = [name for name in observed.divided if _holders(observed, name) <= ranks]
-    if not wrong_tensors or trained <= {*wrong_tensors}:
+    if not wrong_tensors or {*trained} <= {*wrong_tensors}:
         return "", None
-    order = {module: place for place, module in enumerate(expected)}
+    order = {module: place for place, module in enumerate(expected or map(_module, trained))}
     last = max(map(_module, wrong_tensors), key=lambda module: order.get(module, -1))
     if first.quantity in OF_RANKS:
         return last, message("ranks_wrong_from_module", module=last, tensors=[*wrong_tensors])
