@@ -125,12 +125,12 @@ ORIGINS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pipeline: the learning rate of the first stage alone moves": (("stage",), STAGE),
     "pipeline: a step shared out among as many replicas as ranks": (("stage",), WHOLE),
     "pipeline: fewer micro-batches than the engine says": (ONE_RANK, WHOLE),
-    # FSDP has all parameters of the stages but the tied one.
-    "pipeline: sharded: the gradients of shards summed": (("shard",), STAGE),
+    # FSDP has all parameters, but for one that several stages of one rank share.
+    "pipeline: sharded: the gradients of shards summed": (("shard",), WHOLE),
     "pipeline: sharded: the norm of a rank's own shards": (("shard",), WHOLE),
     "pipeline: sharded: the copies of a tied weight not summed": (("stage",), TIED),
-    "pipeline: sharded: sharded over the stages": (("shard",), STAGE),
-    "pipeline: sharded: evaluated and saved with a rank's own shards": (("shard",), STAGE),
+    "pipeline: sharded: sharded over the stages": (("shard",), WHOLE),
+    "pipeline: sharded: evaluated and saved with a rank's own shards": (("shard",), WHOLE),
     "pipeline: sharded: what stays whole is not averaged": (("shard",), TIED),
     "expert: the experts' gradients not divided by the ranks": (("expert",), EXPERT),
     "expert: the experts' gradients divided twice": (("expert",), EXPERT),
