@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from samestep.job.module_outputs import ZEROS
 from samestep.message import message
 from samestep.proof.axes import origin_of, tried_axes
 from samestep.proof.modules import first_wrong_output, module_of
@@ -86,6 +87,15 @@ def test_outputs_are_compared_however_they_are_divided() -> None:
         assert first_wrong_output(OUTPUTS, parts(module, 1e-6))[0] == module
         assert first_wrong_output(OUTPUTS, parts(module, float("nan")))[0] == module
     assert first_wrong_output(OUTPUTS, parts("c", 1.0)) == ("", 2)  # not compared: no false comfort
+
+
+def test_outputs_of_zeros_alone_count_where_others_are_missing() -> None:
+    half = {name: values[:4] for name, values in OUTPUTS.items()}
+    zeros = {f"{ZEROS}b": np.array([4])}
+    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"]}]) == ("", 1)
+    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"], **zeros}])[0] == "b"
+    placeholders = {f"{ZEROS}a": np.array([8]), f"{ZEROS}b": np.array([8])}
+    assert first_wrong_output(OUTPUTS, [OUTPUTS | placeholders]) == ("", 3)
 
 
 TRAINED = ["a.weight", "b.weight", "c.weight"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # importing samestep must not import torch
     from torch import Tensor, nn
 
 MOST = 1 << 25  # elements in all, which are 256 MiB; where there are more, nothing is noted
+ZEROS = "zeros of "  # before the name of a module: how many values its outputs have that are zeros alone
 LATER_CALL = " at call "  # and its number: after the name of a module that a forward pass calls again
 
 
@@ -21,6 +22,7 @@ class ModuleOutputs:
 
     def __init__(self) -> None:
         self._outputs: dict[str, list[Tensor]] = {}
+        self._zeros = Counter[str]()  # values of outputs that are zeros alone
         self._calls = Counter[str]()  # of each module in this forward pass of the model
         self._elements = 0
 
@@ -33,9 +35,14 @@ class ModuleOutputs:
     def _note(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         from torch import is_grad_enabled
 
-        noted = [local for leaf in leaves_of(output) if (local := _local(leaf)) is not None]
-        if not (noted and is_grad_enabled()):
+        if not is_grad_enabled():
             return  # as in an evaluation
+        parts = [local for leaf in leaves_of(output) if (local := _local(leaf)) is not None]
+        # Apart, and no call: an expert returns zeros in the first of its router's two passes, for nothing.
+        noted = [local for local in parts if local.any()]
+        self._zeros[name] += sum(local.numel() for local in parts) - sum(local.numel() for local in noted)
+        if not noted:
+            return
         self._calls[name] += 1
         self._elements += sum(local.numel() for local in noted)
         if self._elements <= MOST:
@@ -48,15 +55,15 @@ class ModuleOutputs:
 
         if self._elements > MOST:
             return {}
-        return {name: torch.cat(outputs).sort().values for name, outputs in self._outputs.items()}
+        zeros = {f"{ZEROS}{name}": torch.tensor([count]) for name, count in self._zeros.items() if count}
+        return {name: torch.cat(outputs).sort().values for name, outputs in self._outputs.items()} | zeros
 
 
 def _local(leaf: Any) -> Tensor | None:
-    """Returns this rank's part of a tensor of numbers. None for others, and for zeros: an expert returns them in the
-    first of its router's two passes, where nothing is computed."""
+    """Returns this rank's part of a tensor of numbers; None for others."""
     from torch import Tensor
 
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.is_meta:
         return None
     local: Tensor = getattr(leaf, "_local_tensor", leaf).detach()
-    return local if local.any() else None
+    return local

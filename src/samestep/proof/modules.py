@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep.job.module_outputs import LATER_CALL
+from samestep.job.module_outputs import LATER_CALL, ZEROS
 from samestep.message import Message, message
 from samestep.proof.compare import PART
 from samestep.proof.trace import Trace
@@ -88,12 +88,18 @@ def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str
     whose output is on the ranks in no whole number of copies, as where ranks compute a part of it twice."""
     compared = 0
     for module, values in expected.items():
-        of_ranks = np.sort(np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)]))
+        if module.startswith(ZEROS):
+            continue
+        of_ranks = np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)])
         copies, left = divmod(len(of_ranks), len(values) or 1)
-        if not copies or left:
+        if left or not copies:  # with the outputs that are zeros alone, which may be what is wrong
+            zeros = sum(int(rank[name][0]) for rank in found if (name := f"{ZEROS}{module}") in rank)
+            of_ranks = np.concatenate([of_ranks, np.zeros(zeros)])
+            copies, left = divmod(len(of_ranks), len(values) or 1)
+        if left or not copies:
             continue
         compared += 1
-        gap = np.abs(of_ranks - np.repeat(values, copies))
+        gap = np.abs(np.sort(of_ranks) - np.repeat(values, copies))
         if not gap.max(initial=0.0) <= CLOSE * np.abs(values).max(initial=0.0):  # 'not <=': NaN differs, too
             return module.partition(LATER_CALL)[0], compared
     return "", compared
