@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from samestep.job.module_outputs import ZEROS
 from samestep.message import message
 from samestep.proof.axes import origin_of, tried_axes
 from samestep.proof.modules import first_wrong_output, module_of
@@ -88,7 +89,16 @@ def test_outputs_are_compared_however_they_are_divided() -> None:
     assert first_wrong_output(OUTPUTS, parts("c", 1.0)) == ("", 2)  # not compared: no false comfort
 
 
-TRAINED = {"a.weight", "b.weight", "c.weight"}
+def test_outputs_of_zeros_alone_count_where_others_are_missing() -> None:
+    half = {name: values[:4] for name, values in OUTPUTS.items()}
+    zeros = {f"{ZEROS}b": np.array([4])}
+    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"]}]) == ("", 1)
+    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"], **zeros}])[0] == "b"
+    placeholders = {f"{ZEROS}a": np.array([8]), f"{ZEROS}b": np.array([8])}
+    assert first_wrong_output(OUTPUTS, [OUTPUTS | placeholders]) == ("", 3)
+
+
+TRAINED = ["a.weight", "b.weight", "c.weight"]
 # Rank 1 alone has 'c'.
 OBSERVED = cast(Trace, SimpleNamespace(mesh=Mesh(stage=2), divided={"c.weight": {"stage": frozenset({1})}}))
 
@@ -101,7 +111,7 @@ def difference(quantity: str, tensor: str | None = None, rank: int | None = None
     ("differences", "module", "said"),
     [
         ([difference("first gradient", "a.weight"), difference("first gradient", "b.weight")], "b", "tensors"),
-        ([difference("first gradient", name) for name in sorted(TRAINED)], "", None),
+        ([difference("first gradient", name) for name in TRAINED], "", None),
         ([difference("replicas", "b.weight from [0]")], "b", "tensors"),
         ([difference("optimizer steps", rank=1)], "c", "ranks"),
         ([difference("optimizer steps", rank=0)], "", None),
@@ -114,6 +124,7 @@ def test_the_module_is_the_last_one_whose_tensors_are_wrong(
 ) -> None:
     named, told = module_of(differences, OBSERVED, TRAINED, OUTPUTS, parts())
     assert (named, told and told.id) == (module, said and f"{said}_wrong_from_module")
+    assert module_of(differences, OBSERVED, TRAINED, {}, [])[0] == module  # in the order of the model
 
 
 def test_a_wrong_loss_is_of_the_first_wrong_output_or_after_all() -> None:

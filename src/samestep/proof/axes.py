@@ -139,14 +139,15 @@ def with_module(origin: Origin, verdict: Verdict, played: Expectation, record: R
     tied = _tied(played.arrays(training), record.arrays(divergence.name))
     differences = [difference for difference in differences if difference.tensor not in tied]
     observed = of_engine(record, divergence.name)
-    module, said = module_of(differences, observed, _trained(played, training) - tied, expected, found)
+    trained = [name for name in _trained(played, training) if name not in tied]
+    module, said = module_of(differences, observed, trained, expected, found)
     return replace(origin, module=module, said=(*origin.said, *([said] if said else [])))
 
 
-def _trained(played: Expectation, training: str) -> set[str]:
-    """Returns the names of the parameters that a training moves."""
+def _trained(played: Expectation, training: str) -> list[str]:
+    """Returns the names of the parameters that a training moves, in the order of the model."""
     moved = {name: played.of(training).moved[name].distance for name in played.of(training).parameters}
-    return {name for name, distance in moved.items() if distance > STILL * max(moved.values())}
+    return [name for name, distance in moved.items() if distance > STILL * max(moved.values())]
 
 
 def _tied(*states: Mapping[str, Any]) -> set[str]:

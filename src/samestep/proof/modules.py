@@ -8,11 +8,12 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samestep.job.module_outputs import LATER_CALL, ZEROS
 from samestep.message import Message, message
 from samestep.proof.compare import PART
 from samestep.proof.trace import Trace
@@ -35,13 +36,18 @@ OF_RANKS = ("learning rate", "optimizer steps", "parameter groups")  # those of 
 
 
 def module_of(
-    differences: Sequence[Divergence], observed: Trace, trained: Set[str], expected: Outputs, found: Sequence[Outputs]
+    differences: Sequence[Divergence],
+    observed: Trace,
+    trained: Sequence[str],
+    expected: Outputs,
+    found: Sequence[Outputs],
 ) -> tuple[str, Message | None]:
     """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
     can be told from the others.
 
-    differences: all of one training, the first one first. observed: the training. trained: the parameters that move.
-    expected: module -> its values, in the order of the forward pass. found: the same of each rank.
+    differences: all of one training, the first one first. observed: the training. trained: the parameters that move, in
+    the model's order. expected: module -> its values, in the order of the forward pass; empty where none were noted.
+    found: the same of each rank.
     """
     first = differences[0]
     if first.quantity == "loss" and not first.step:
@@ -57,9 +63,9 @@ def module_of(
     elif first.quantity in OF_RANKS:
         ranks = {each.rank for each in alike if each.rank is not None and each.step == first.step}
         wrong_tensors = [name for name in observed.divided if _holders(observed, name) <= ranks]
-    if not wrong_tensors or trained <= {*wrong_tensors}:
+    if not wrong_tensors or {*trained} <= {*wrong_tensors}:
         return "", None
-    order = {module: place for place, module in enumerate(expected)}
+    order = {module: place for place, module in enumerate(expected or map(_module, trained))}
     last = max(map(_module, wrong_tensors), key=lambda module: order.get(module, -1))
     if first.quantity in OF_RANKS:
         return last, message("ranks_wrong_from_module", module=last, tensors=[*wrong_tensors])
@@ -82,12 +88,18 @@ def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str
     whose output is on the ranks in no whole number of copies, as where ranks compute a part of it twice."""
     compared = 0
     for module, values in expected.items():
-        of_ranks = np.sort(np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)]))
+        if module.startswith(ZEROS):
+            continue
+        of_ranks = np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)])
         copies, left = divmod(len(of_ranks), len(values) or 1)
-        if not copies or left:
+        if left or not copies:  # with the outputs that are zeros alone, which may be what is wrong
+            zeros = sum(int(rank[name][0]) for rank in found if (name := f"{ZEROS}{module}") in rank)
+            of_ranks = np.concatenate([of_ranks, np.zeros(zeros)])
+            copies, left = divmod(len(of_ranks), len(values) or 1)
+        if left or not copies:
             continue
         compared += 1
-        gap = np.abs(of_ranks - np.repeat(values, copies))
+        gap = np.abs(np.sort(of_ranks) - np.repeat(values, copies))
         if not gap.max(initial=0.0) <= CLOSE * np.abs(values).max(initial=0.0):  # 'not <=': NaN differs, too
-            return module, compared
+            return module.partition(LATER_CALL)[0], compared
     return "", compared

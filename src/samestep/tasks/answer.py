@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from samestep.tasks.eject import eject
 from samestep.tasks.inspect.engines import (
     check_settings,
     dividing_engines,
+    engines_on_parts,
     inspect_engines,
     least_rows,
     units_of_engines,
@@ -90,20 +91,8 @@ def _inspection(question: Question) -> Inspection:
     second: list[EngineFacts] = []
     if job and job.second:
         second = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
-    facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, devices, question) if job else ())
+    facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, question.engines) if job else ())
     return Inspection(devices, facts, replicas, tuple(rows), job, second_engines=tuple(second), parts=parts)
-
-
-def engines_on_parts(
-    rows: Sequence[EngineFacts], devices: tuple[str, ...], question: Question
-) -> Iterator[EngineFacts]:
-    """Yields the facts of each engine whose ranks are arranged in a mesh, on each part of it."""
-    chosen = {row.name: row.mesh for row in rows if row.mesh and row.available}
-    chosen = {name: mesh for name, mesh in chosen.items() if name in question.engines or not question.engines}
-    for part in dict.fromkeys(part for mesh in chosen.values() for part in mesh.parts):
-        for facts in inspect_engines(devices, part.size, question.engine_settings, question.engines, part):
-            if facts.name in chosen and part in chosen[facts.name].parts:
-                yield facts
 
 
 def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:

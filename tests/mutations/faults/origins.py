@@ -95,10 +95,10 @@ ORIGINS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context: the values of other ranks detached": (("sequence",), ("blocks.1.attend",)),
     "context: dropout draws the same mask for every chunk": (("sequence",), ("blocks.0.drop",)),
     "context: the backward pass of the ring has another rank's keys": (("sequence",), ("blocks.1.attend",)),
-    # The ring and the all-to-all are those of one rank, too.
-    "context: the ring computes attention that is causal as if it were not": (ONE_RANK, ("blocks.0.project",)),
+    # Where one rank has the whole sequence, its blocks are as they were: there is no ring, and no all-to-all.
+    "context: the ring computes attention that is causal as if it were not": (("sequence",), ("blocks.0.project",)),
     "context: the heads put back in the order of the positions": (("sequence",), ("blocks.0.project",)),
-    "context: the all-to-all has no backward pass": (ONE_RANK, ("blocks.1.attend",)),
+    "context: the all-to-all has no backward pass": (("sequence",), ("blocks.1.attend",)),
     # One stage has micro-batches, too.
     "pipeline: the loss divided by the micro-batches twice": (ONE_RANK, WHOLE),
     "pipeline: the loss never divided by the micro-batches": (ONE_RANK, WHOLE),
@@ -125,30 +125,31 @@ ORIGINS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pipeline: the learning rate of the first stage alone moves": (("stage",), STAGE),
     "pipeline: a step shared out among as many replicas as ranks": (("stage",), WHOLE),
     "pipeline: fewer micro-batches than the engine says": (ONE_RANK, WHOLE),
-    # FSDP has all parameters of the stages but the tied one.
-    "pipeline: sharded: the gradients of shards summed": (("shard",), STAGE),
+    # FSDP has all parameters, but for one that several stages of one rank share.
+    "pipeline: sharded: the gradients of shards summed": (("shard",), WHOLE),
     "pipeline: sharded: the norm of a rank's own shards": (("shard",), WHOLE),
     "pipeline: sharded: the copies of a tied weight not summed": (("stage",), TIED),
-    "pipeline: sharded: sharded over the stages": (("shard",), STAGE),
-    "pipeline: sharded: evaluated and saved with a rank's own shards": (("shard",), STAGE),
+    "pipeline: sharded: sharded over the stages": (("shard",), WHOLE),
+    "pipeline: sharded: evaluated and saved with a rank's own shards": (("shard",), WHOLE),
     "pipeline: sharded: what stays whole is not averaged": (("shard",), TIED),
     "expert: the experts' gradients not divided by the ranks": (("expert",), EXPERT),
     "expert: the experts' gradients divided twice": (("expert",), EXPERT),
     "expert: the experts' gradients averaged over ranks that have others": (("expert",), EXPERT),
-    "expert: the copies of an expert never averaged": (DATA, EXPERT),
+    # An expert has copies, and an average of its own, only where the ranks of the other axis divide the experts.
+    "expert: the copies of an expert never averaged": (("data", "expert"), EXPERT),
     "expert: what all ranks have averaged over the copies of experts alone": (("expert",), ("blocks.1.gate",)),
     "expert: what all ranks have counted in the norm by each": (("expert",), WHOLE),
     "expert: each rank clips by the norm of its own experts": (("expert",), WHOLE),
-    "expert: the experts' copies not averaged where it clips": (DATA, EXPERT),
-    # These are planted in what one rank with all experts computes, too. What the second block's experts read is the
-    # norm's, which both blocks share.
-    "expert: no gradient goes back to the rows": (ONE_RANK, ("norm", "blocks.0.experts.3.2")),
+    "expert: the experts' copies not averaged where it clips": (("data", "expert"), EXPERT),
+    # Where one rank has all experts, nothing is exchanged. What the second block's experts read is the norm's, which
+    # both blocks share.
+    "expert: no gradient goes back to the rows": (("expert",), ("norm", "blocks.0.experts.3.2")),
     "expert: the gradient of an expert's first rank alone": (("expert",), EXPERT),
-    "expert: the router draws its noise anew": (ONE_RANK, WHOLE),
-    "expert: the tokens are counted twice": (ONE_RANK, WHOLE),
-    "expert: an expert takes at most four tokens": (ONE_RANK, ("blocks.0.experts.0",)),
+    "expert: the router draws its noise anew": (("expert",), WHOLE),
+    "expert: the tokens are counted twice": (("expert",), WHOLE),
+    "expert: an expert takes at most four tokens": (("expert",), ("blocks.0.experts.0",)),
     "expert: the first expert of a rank computes for all": (
-        ONE_RANK,
+        ("expert",),
         ("blocks.0.experts.0", "blocks.0.experts.0.0", "blocks.0.experts.1"),
     ),
     "expert: the state has other ranks' experts as they began": (("expert",), EXPERT),

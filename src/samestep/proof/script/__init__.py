@@ -135,7 +135,10 @@ def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
 def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckResults:
     """Returns results with these findings, and with what they decide."""
     right = {finding.question for finding in findings if finding.answer == "right"}
-    missing = [questions[0] for questions in NEEDED if not right.intersection(questions)]
+    shares_out = any(note.id == "layout_of_ranks" and note.fields.get("tensor") for note in results.notes)
+    # Whether ranks that compute pieces compute the whole, only one process tells.
+    needed = (*NEEDED, ("replayed gradient",)) if shares_out else NEEDED
+    missing = [questions[0] for questions in needed if not right.intersection(questions)]
     answer: Answer = "unknown" if missing else "right"
     if any(finding.answer == "differs" for finding in findings):
         answer = "differs"

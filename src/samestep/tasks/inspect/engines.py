@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
@@ -96,6 +97,22 @@ def dividing_engines(
     dividing = [(row, engines.load(row.name).checks.divides) for row in chosen]
     worlds = {row.name: World(size=row.processes, devices=(device,), mesh=row.mesh) for row in chosen}
     return {row.name: partial(divides, world=worlds[row.name], **row.settings) for row, divides in dividing if divides}
+
+
+def engines_on_parts(rows: Sequence[EngineFacts], names: Sequence[str]) -> Iterator[EngineFacts]:
+    """Yields the facts of each engine of this command whose ranks are arranged in a mesh, on each part of it.
+
+    names: the engines of this command; none: all.
+    """
+    for row in rows:
+        is_chosen = row.available and (row.name in names or not names)
+        for part in row.mesh.parts if row.mesh and is_chosen else ():
+            world = World(size=part.size, devices=row.devices[:1], mesh=part)
+            try:
+                layout = engines.load(row.name).layout(world, **row.settings)
+            except Exception:
+                continue  # an engine of another package: it is not tried on this part
+            yield replace(row, processes=world.size, layout=layout, mesh=part)
 
 
 def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
