@@ -129,7 +129,7 @@ def told(fault: Fault, verdict: Verdict) -> dict[str, Any]:
     explained: None where no cause is asked: what the fault does is no candidate."""
     first = verdict.first_divergence
     if first is None:
-        named = verdict.verdict == "failed" and explains(verdict.reason, fault.cause)
+        named = verdict.verdict == "failed" and bool(fault.cause) and explains(verdict.reason, fault.cause)
         told = {"verdict": verdict.verdict, "named": named, "explained": named, "reason": str(verdict.reason)}
         return told | located(fault, verdict.origin)
     shown = ("training", "quantity", "step", "tensor", "expected", "found")
