@@ -8,7 +8,7 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,18 +20,24 @@ from samestep.rank.pipeline_stages import DividedModel, StageModule
 def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: DeviceMesh) -> None:
     """Shards the parameters of this rank's stages over the ranks of a mesh."""
     modules = list(stages)
-    used = {module.stage: {id(parameter) for parameter in divided.parameters_of(module.stage)} for module in modules}
+    used = {module.stage: divided.parameters_of(module.stage) for module in modules}
+    places = _places(divided.model)
     for module in modules:
-        of_others = set().union(*(used[other] for other in used if other != module.stage))
-        shardable = {id(p) for p in divided.parameters_of(module.stage) if p.dim() and id(p) not in of_others}
+        of_others = {id(p) for stage, parameters in used.items() if stage != module.stage for p in parameters}
+        shardable = {id(p) for p in used[module.stage] if p.dim() and id(p) not in of_others}
         inside = list(_modules_of(divided.model, shardable))
+        while read_outside := shardable & _called_outside(places, inside):
+            shardable -= read_outside
+            inside = list(_modules_of(divided.model, shardable))
         reached = {id(parameter) for inner in inside for parameter in inner.parameters()}
-        whole = [p for p in divided.parameters_of(module.stage) if id(p) not in reached]
         if inside:
             # Not as the model's own child: torch looks into all modules of a stage for parameters.
+            whole = [p for p in used[module.stage] if id(p) not in reached]
             module.parameters_of_stage = nn.ParameterList(whole)
             module.sharded = nn.ModuleList(inside)
             fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params={*whole})
+            for parameter in reached:
+                _tie(places[parameter], inside)
     divided.note_stages()
 
 
@@ -43,3 +49,33 @@ def _modules_of(module: nn.Module, parameters: Collection[int]) -> Iterator[nn.M
         return
     for child in module.children():
         yield from _modules_of(child, parameters)
+
+
+def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Returns the id of each parameter -> the modules that have it, and its name there."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return places
+
+
+def _called_outside(places: Mapping[int, Sequence[tuple[nn.Module, str]]], inside: Sequence[nn.Module]) -> set[int]:
+    """Returns the ids of parameters that a module outside of those has, too, which this rank may call: one that lacks
+    no parameter."""
+    known = {module for outer in inside for module in outer.modules()}
+    return {
+        parameter
+        for parameter, holders in places.items()
+        for module, _ in holders
+        if module not in known and not any(inner.is_meta for inner in module.parameters(recurse=False))
+    }
+
+
+def _tie(places: Sequence[tuple[nn.Module, str]], inside: Sequence[nn.Module]) -> None:
+    """Gives the shard of a tied parameter to the modules outside of those: of stages that other ranks have."""
+    known = {module for outer in inside for module in outer.modules()}
+    shard = next(module.get_parameter(name) for module, name in places if module in known)
+    for module, name in places:
+        if module not in known:
+            module._parameters[name] = shard

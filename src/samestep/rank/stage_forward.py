@@ -63,8 +63,14 @@ class AbsentTensors(TorchFunctionMode):
 
 def _absent(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf if leaf.is_meta else leaf.to(META)
+        return leaf if leaf.is_meta else _like(leaf)
     return META if isinstance(leaf, torch.device) else leaf
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Returns an absent tensor like another one; of a shard, like the whole."""
+    like = torch.empty(tensor.shape, dtype=tensor.dtype, device=META) if is_shard(tensor) else tensor
+    return like.to(META)
 
 
 class StageOutput(BaseException):
@@ -227,9 +233,7 @@ def absent_tensors(model: nn.Module, keeps: Callable[[Tensor], bool]) -> list[Ab
                 if tensor is None or tensor.is_meta or keeps(tensor):
                     continue
                 if id(tensor) not in of_tensor:
-                    # Of a shard the whole tensor is absent, too.
-                    like = torch.empty(tensor.shape, dtype=tensor.dtype, device=META) if is_shard(tensor) else tensor
-                    like = like.detach().to(META)
+                    like = _like(tensor.detach())
                     is_parameter = isinstance(tensor, nn.Parameter)
                     of_tensor[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
                 absent.append((tensors, name, of_tensor[id(tensor)]))
