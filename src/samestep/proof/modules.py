@@ -59,9 +59,11 @@ def module_of(
     alike = [difference for difference in differences if difference.quantity == first.quantity]
     wrong_tensors: Iterable[str] = ()
     if first.quantity in OF_TENSORS:
-        wrong_tensors = dict.fromkeys(each.tensor.partition(PART)[0] for each in alike if each.tensor)
+        wrong_tensors = dict.fromkeys(difference.tensor.partition(PART)[0] for difference in alike if difference.tensor)
     elif first.quantity in OF_RANKS:
-        ranks = {each.rank for each in alike if each.rank is not None and each.step == first.step}
+        ranks = {
+            difference.rank for difference in alike if difference.rank is not None and difference.step == first.step
+        }
         wrong_tensors = [name for name in observed.divided if _holders(observed, name) <= ranks]
     if not wrong_tensors or {*trained} <= {*wrong_tensors}:
         return "", None

@@ -14,7 +14,7 @@ from samestep.commands.judge_records import diff
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.records.files import read, write
-from samestep.records.script import END, PLAN, START, DiffResults, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.script import END, PLAN, START, STEP, DiffResults, ScriptPlan, ScriptRecord, StepRecord
 from samestep.records.tensor_files import read_arrays, write_arrays
 
 
@@ -212,3 +212,29 @@ def test_a_checkpoint_after_the_last_recorded_step_is_one_sentence(tmp_path: Pat
     one, other = interrupted(tmp_path)
     with pytest.raises(UserError, match="has 4 steps"):
         diff(one, other, resumed_at=STEPS)
+
+
+def as_stages(folder: Path) -> Path:
+    """A folder in which rank 1 holds other weights than rank 0."""
+    edit(folder, 1, lambda record: replace(record, start={name: digest + 7 for name, digest in record.start.items()}))
+    return folder
+
+
+def test_ranks_that_hold_parts_of_the_model_are_compared_one_by_one(tmp_path: Path) -> None:
+    one, other = as_stages(recorded(tmp_path / "one")), as_stages(recorded(tmp_path / "other"))
+    same = diff(one, other)
+    assert same.answer == "right" and finding_of(same, "gradient").message.id == "each_part_answers", same.findings
+    name = STEP.format(1)
+    arrays = {key: 1.01 * array for key, array in read_arrays(other, 1, name).items()}
+    write_arrays(other / f"rank1.{name}.npz", arrays)
+    results = diff(one, other)
+    first = results.first_divergence
+    assert results.answer == "differs" and first and (first.step, first.rank, first.quantity) == (1, 1, "gradient")
+
+
+def test_parts_on_another_number_of_ranks_are_not_compared(tmp_path: Path) -> None:
+    one, other = as_stages(recorded(tmp_path / "one")), recorded(tmp_path / "other")
+    (other / "rank1.json").unlink()
+    edit(other, 0, lambda record: replace(record, size=1))
+    results = diff(one, other)
+    assert results.answer == "unknown" and results.findings[0].message.id == "parts_on_other_ranks"

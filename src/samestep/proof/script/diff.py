@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,38 @@ NEEDED = ("gradient", "rows", "rate")  # without these answers nothing is the sa
 
 
 def compare_records(pair: RecordPair) -> list[Finding]:
-    """Answers what is the same in two recordings, in the order in which a step goes."""
+    """Answers what is the same in two recordings, in the order in which a step goes. Ranks that hold other parts of the
+    model are compared one by one."""
+    if not pair.holds_parts:
+        return _compared(pair)
+    ranks = len(pair.first)
+    if len(pair.second) != ranks:
+        return [Finding("steps", "unknown", message("parts_on_other_ranks", first=ranks, second=len(pair.second)))]
+    answers: dict[Question, list[Finding]] = {}
+    for number in range(ranks):
+        for finding in _compared(pair.of_rank(number)):
+            answers.setdefault(finding.question, []).append(_of_rank(finding, number, ranks))
+    return [_gravest(findings) for findings in answers.values()]
+
+
+def _of_rank(finding: Finding, rank: int, ranks: int) -> Finding:
+    """Returns what is said of one of several ranks."""
+    if finding.divergence:
+        return replace(finding, divergence=replace(finding.divergence, rank=rank))
+    if finding.answer == "right":
+        return replace(finding, message=message("each_part_answers", ranks=ranks, answer=finding.message))
+    return replace(finding, message=message("part_answers", rank=rank, answer=finding.message))
+
+
+def _gravest(findings: Sequence[Finding]) -> Finding:
+    """Returns the first difference; without one what is not known, else an answer that is right."""
+    different = [(finding.divergence.order, number) for number, finding in enumerate(findings) if finding.divergence]
+    if different:
+        return findings[min(different)[1]]
+    return next((finding for finding in findings if finding.answer != "right"), findings[0])
+
+
+def _compared(pair: RecordPair) -> list[Finding]:
     pair = pair.with_matched_names()
     if not pair.steps:
         return [Finding("steps", "unknown", message("record_without_steps"))]

@@ -51,7 +51,16 @@ class RecordPair:
         names = matched(*start, *self.taken(0))
         if all(name == other for name, other in names.items()):
             return self
-        return replace(self, second=renamed(self.second, names), names=names)
+        return replace(self, second=renamed(self.second, names), names={**self.names, **names})
+
+    @property
+    def holds_parts(self) -> bool:
+        """Whether ranks hold other parts of the model, so that one of them does not stand for all."""
+        return any(rank.pieces or rank.start != ranks[0].start for ranks in (self.first, self.second) for rank in ranks)
+
+    def of_rank(self, number: int) -> RecordPair:
+        """Returns what one rank has recorded beside the same rank of the other recording."""
+        return replace(self, first=self.first[number : number + 1], second=self.second[number : number + 1])
 
     def steps_of_rank_0(self, number: int) -> tuple[StepRecord, StepRecord]:
         """Returns the second's step `number` after the first's step beside it."""
