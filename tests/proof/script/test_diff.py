@@ -232,6 +232,16 @@ def test_ranks_that_hold_parts_of_the_model_are_compared_one_by_one(tmp_path: Pa
     assert results.answer == "differs" and first and (first.step, first.rank, first.quantity) == (1, 1, "gradient")
 
 
+def test_a_later_stage_of_a_pipeline_has_no_rows_of_its_own(tmp_path: Path) -> None:
+    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    for folder in (one, other):
+        edit(folder, 1, lambda record: replace(record, start={"later": 1}))
+    edit(other, 1, each_step(row_twice))
+    assert "rows" not in differing(diff(one, other))
+    edit(other, 0, each_step(row_twice))
+    assert "rows" in differing(diff(one, other))
+
+
 def test_parts_on_another_number_of_ranks_are_not_compared(tmp_path: Path) -> None:
     one, other = as_stages(recorded(tmp_path / "one")), recorded(tmp_path / "other")
     (other / "rank1.json").unlink()
