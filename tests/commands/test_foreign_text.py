@@ -56,7 +56,8 @@ def judged(text: str) -> Report:
 
 def differing(text: str) -> DiffResults:
     first = Divergence("adam", 1, "weight", text, 0, 1.0, 2.0, as_said(text))
-    return DiffResults(text, text, 1, "differs", [Finding("rows", "differs", as_said(text))], first, [as_said(text)])
+    found = Finding("rows", "differs", as_said(text), first)
+    return DiffResults(text, text, 1, "differs", [found], first, [as_said(text)])
 
 
 EXITS: dict[str, Callable[[str], object]] = {

@@ -163,9 +163,9 @@ def test_a_file_that_a_script_names_in_a_folder_of_its_search_path_leaves_the_mo
             id="seed",
         ),
         pytest.param("seed=3", "seed=4", "rows", 0, marks=pytest.mark.check, id="order of the rows"),
-        pytest.param("targets)\n", "targets, label_smoothing=0.1)\n", "gradient", 0, id="loss"),
+        pytest.param("targets)\n", "targets, label_smoothing=0.1)\n", "loss", 0, id="loss"),
         pytest.param("optimizer, 2, 0.5", "optimizer, 2, 0.6", "rate", 2, marks=pytest.mark.check, id="schedule"),
-        pytest.param("momentum=0.9", "momentum=0.7", "gradient", 3, marks=pytest.mark.check, id="optimizer"),
+        pytest.param("momentum=0.9", "momentum=0.7", "settings", 0, marks=pytest.mark.check, id="optimizer"),
     ],
 )
 def test_two_records(tmp_path: Path, old: str, new: str, question: str, step: int | None) -> None:

@@ -96,7 +96,7 @@ def show_diff(results: DiffResults) -> None:
     lines_of_sides: list[str] = []
     if results.first_divergence:
         said += _divergence(message("second_against_first", **paths), results.first_divergence)
-        found = next(each for each in results.findings if each.divergence == results.first_divergence)
+        found = next(finding for finding in results.findings if finding.divergence == results.first_divergence)
         lines_of_sides = [*_places(found, found.expected_sites), *_places(found), *_changes(results)]
     elif results.answer == "right":
         after = results.resumed_at - 1 if results.resumed_at else None
