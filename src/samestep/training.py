@@ -211,6 +211,14 @@ class Run:
             if self._observer:
                 self._observer.end(self._model)
 
+    def begin_averages(self) -> None:
+        """Begins the averages of the weights in the first step; for a loop whose parameters are gathered when it
+        computes the loss."""
+        if self.count.done == self.count.first:
+            self._begin_ema()
+            if self._observer and self.count.first and not self._observer.state:
+                self._observer.note_state(self._ema)
+
     def _begin_ema(self) -> None:
         if self.job.ema and not self._ema and self._model:
             self._ema = Ema(self._model, self.job.ema)
@@ -241,12 +249,9 @@ class Run:
         only in part, or not in the order of the micro-batches: it calls note_loss() for each of these later."""
         self.micro_batch = micro_batch = batch.micro_batch
         heartbeat.begin(FORWARD, micro_batch.step)
-        if self.count.done == self.count.first:
-            self._begin_ema()  # here, when every library has made the parameters its own
-            if self._saving and self.fragments_of and not micro_batch.micro:
-                self._saving.begin_fragments(self.fragments_of(model, self.world))
-            if self._observer and self.count.first and not self._observer.state:
-                self._observer.note_state(self._ema)
+        self.begin_averages()  # here, when every library has made the parameters its own
+        if self.count.done == self.count.first and self._saving and self.fragments_of and not micro_batch.micro:
+            self._saving.begin_fragments(self.fragments_of(model, self.world))
         job = self._forward.begin(micro_batch, self._model)
         plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
         if self._on_nan:

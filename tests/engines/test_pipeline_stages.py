@@ -58,6 +58,13 @@ def test_it_takes_the_step_of_one_process(mesh: str, schedule: str, complete: bo
     assert facts.layout.replicas == facts.mesh.replicas
 
 
+@pytest.mark.check
+def test_averages_of_sharded_stages_are_those_of_one_process(reference_rank: Ranks) -> None:
+    with Ranks(4, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, f"{DEEP}_averaged", "pipeline", mesh="stage=2,shard=2")
+    assert verdict.verdict == "same", verdict
+
+
 def inspected(mesh: str, size: int, given: Mapping[str, str] | None = None) -> tuple[JobFacts, Any]:
     row = engine_facts("pipeline", size, given, mesh)
     divides = dividing_engines([row], [], "cpu")

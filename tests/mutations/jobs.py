@@ -497,6 +497,11 @@ def deep(rows: int = 45, global_batch: int = 10) -> Job:
     )
 
 
+def deep_averaged(rows: int = 45, global_batch: int = 10) -> Job:
+    """The same with an average of the weights."""
+    return replace(deep(rows, global_batch), ema=0.9)
+
+
 class Branching(nn.Module):
     """One of two heads, as the rows decide: a replica may have no gradient of a head that another one has."""
 

@@ -82,20 +82,20 @@ def parts(changed: str = "", by: float = 0.0) -> list[dict[str, Any]]:
 
 
 def test_outputs_are_compared_however_they_are_divided() -> None:
-    assert first_wrong_output(OUTPUTS, parts()) == ("", 2)
+    assert first_wrong_output(OUTPUTS, parts()) == (None, 2)
     for module in "ab":
         assert first_wrong_output(OUTPUTS, parts(module, 1e-6))[0] == module
         assert first_wrong_output(OUTPUTS, parts(module, float("nan")))[0] == module
-    assert first_wrong_output(OUTPUTS, parts("c", 1.0)) == ("", 2)  # not compared: no false comfort
+    assert first_wrong_output(OUTPUTS, parts("c", 1.0)) == (None, 2)  # not compared: no false comfort
 
 
 def test_outputs_of_zeros_alone_count_where_others_are_missing() -> None:
     half = {name: values[:4] for name, values in OUTPUTS.items()}
     zeros = {f"{ZEROS}b": np.array([4])}
-    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"]}]) == ("", 1)
+    assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"]}]) == (None, 1)
     assert first_wrong_output(OUTPUTS, [{**half, "a": OUTPUTS["a"], **zeros}])[0] == "b"
     placeholders = {f"{ZEROS}a": np.array([8]), f"{ZEROS}b": np.array([8])}
-    assert first_wrong_output(OUTPUTS, [OUTPUTS | placeholders]) == ("", 3)
+    assert first_wrong_output(OUTPUTS, [OUTPUTS | placeholders]) == (None, 3)
 
 
 TRAINED = ["a.weight", "b.weight", "c.weight"]

@@ -21,6 +21,7 @@ class Inner(nn.Module):
         self.layer, self.also, self.calls = nn.Linear(4, 4), also, [0]
         self.seen: Tensor | None = None
         self.kept: list[Tensor] = []
+        self.number = 0
 
     def forward(self, x: Tensor, factor: Any = 1.0) -> Any:
         COMPUTED.append(id(self))
@@ -39,6 +40,10 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, factor: Any = 1.0) -> Any:
         return self.first(x, factor)
+
+
+def absent(*shape: int) -> Tensor:
+    return torch.empty(shape, device=META)
 
 
 def times(also: Callable[[Inner, Tensor], Any], inputs: list[tuple[Any, ...]]) -> tuple[int, list[Any]]:
@@ -60,7 +65,7 @@ def nothing(module: Inner, x: Tensor) -> None:
 
 
 def test_a_module_without_values_computes_once() -> None:
-    count, (first, second) = times(nothing, [(torch.ones(2, 4),), (torch.zeros(2, 4),)])
+    count, (first, second) = times(nothing, [(absent(2, 4),), (absent(2, 4),)])
     assert count == 1 and first is not second
     assert first.device == second.device == META and first.shape == second.shape == (2, 4)
 
@@ -68,25 +73,47 @@ def test_a_module_without_values_computes_once() -> None:
 @pytest.mark.parametrize(
     ("also", "second"),
     [
-        (nothing, (torch.ones(3, 4),)),
-        (nothing, (torch.ones(2, 4, dtype=torch.float64),)),
-        (nothing, (torch.ones(2, 4), 2.0)),
-        (nothing, (torch.ones(2, 4), object())),
-        (lambda module, x: x + 1, (torch.ones(2, 4),)),
-        (lambda module, x: setattr(module, "seen", x), (torch.ones(2, 4),)),
-        (lambda module, x: module.kept.append(x), (torch.ones(2, 4),)),
+        (nothing, (absent(3, 4),)),
+        (nothing, (absent(2, 4).double(),)),
+        (nothing, (absent(2, 4), 2.0)),
+        (nothing, (absent(2, 4), torch.ones(1))),
+        (lambda module, x: torch.ones(1), (absent(2, 4),)),
+        (lambda module, x: 3, (absent(2, 4),)),
+        (lambda module, x: setattr(module, "seen", torch.ones(1)), (absent(2, 4),)),
+        (lambda module, x: setattr(module, "seen", x), (absent(3, 4),)),
+        (lambda module, x: module.kept.append(x), (absent(2, 4),)),
+        (lambda module, x: setattr(module, "number", len(COMPUTED)), (absent(2, 4),)),
     ],
-    ids=["other shape", "other dtype", "other number", "any object", "returns values", "sets", "fills"],
+    ids=[
+        "other shape",
+        "other dtype",
+        "other number",
+        "given values",
+        "returns values",
+        "returns a number",
+        "holds values",
+        "holds another shape",
+        "fills",
+        "sets",
+    ],
 )
 def test_where_it_may_do_something_else_it_computes_again(
     also: Callable[[Inner, Tensor], Any], second: tuple[Any, ...]
 ) -> None:
-    if len(second) > 1 and not isinstance(second[1], float):
-        with pytest.raises(TypeError):
-            times(also, [(torch.ones(2, 4),), second])
-        assert len(COMPUTED) == 2
-    else:
-        assert times(also, [(torch.ones(2, 4),), second])[0] == 2
+    first = (absent(2, 4), *([torch.ones(1)] if len(second) > 1 and isinstance(second[1], Tensor) else []))
+    assert times(also, [first, second])[0] == 2
+
+
+def test_what_others_set_in_it_tells_calls_apart() -> None:
+    model, outputs = Model(nothing), dict[Any, Any]()
+    leave_absent(model, lambda tensor: tensor is model.last.weight or tensor is model.last.bias)
+    modules = AbsentModules(model, "last", outputs)
+    COMPUTED.clear()
+    for number in (1, 2, 1, 2):
+        model.first.number = number
+        with AbsentTensors("cpu"), modules.remembered():
+            model(absent(2, 4))
+    assert len(COMPUTED) == 2
 
 
 def test_modules_with_values_are_left_alone() -> None:

@@ -78,8 +78,8 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
         raise UserError(message("fix_does_not_go_with_against"))
     check_requirements(options.packages)
     command, script, arguments = words_of(options, words)
-    name, _, other_script = options.against.partition(":")
-    revision = find_revision(name) if options.against else None
+    name, _, other_script = (options.against or "").partition(":")
+    revision = None if options.against is None else find_revision(name)
     here = Path.cwd()
     top = revision.top.resolve() if revision else here
     place = here.resolve().relative_to(top)

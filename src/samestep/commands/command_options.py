@@ -370,12 +370,12 @@ class CheckOptions(Options):
         Option("--fix", help="Try the patches on a copy of the script, and check it; your files stay."),
     ] = False
     against: Annotated[
-        str,
+        str | None,
         Option(
             metavar="REV[:SCRIPT]",
             help="Compare the steps with those of a git revision; SCRIPT: its path there, if it was moved.",
         ),
-    ] = ""
+    ] = None
     packages: Annotated[
         Sequence[str],
         Typed(list[str], []),

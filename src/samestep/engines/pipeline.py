@@ -30,6 +30,7 @@ from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.replica_gradients import average_gradients, clip_divided_norm
 from samestep.rank.shards import NOT_ON_SHARDS, block_of, full_state_dict, is_shard
 from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
+from samestep.rank.step import explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 from samestep.world.mesh import Mesh
@@ -103,6 +104,7 @@ def train(
         for batch in run.batches():
             step.append(batch)
             if batch.completes_step:
+                run.begin_averages()  # before a sharded stage is gathered
                 losses = pipeline.step(step)
                 for micro_batch, loss in zip(step, losses):
                     run.note_loss(micro_batch, loss)
@@ -152,6 +154,6 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(missing=without_distributed, no_threads=""),
-    checks=Checks(divides=divides, cannot_skip=message("pipeline_cannot_skip_steps")),
+    checks=Checks(divides=divides, explain=explain_dtypes, cannot_skip=message("pipeline_cannot_skip_steps")),
     axes=("stage", "data", "shard"),
 )

@@ -52,8 +52,10 @@ def module_of(
     first = differences[0]
     if first.quantity == "loss" and not first.step:
         wrong, compared = first_wrong_output(expected, found)
-        if wrong:
-            return wrong, message("outputs_wrong_from_module", module=wrong)
+        if wrong is not None:
+            return wrong or "the model", message(
+                "outputs_wrong_from_module", module=wrong or message("the_whole_model")
+            )
         if compared:
             return "loss", message("outputs_right_but_loss", modules=compared)
     alike = [difference for difference in differences if difference.quantity == first.quantity]
@@ -85,9 +87,12 @@ def _module(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str, int]:
-    """Returns the first module whose output differs, '' for none, and how many were compared. Not compared: a module
-    whose output is on the ranks in no whole number of copies, as where ranks compute a part of it twice."""
+def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str | None, int]:
+    """Returns the first module whose output differs, None for none, and how many were compared. '' is the model itself.
+
+    Not compared: a module whose output is on the ranks in no whole number of copies, as where ranks compute a part of
+    it twice.
+    """
     compared = 0
     for module, values in expected.items():
         if module.startswith(ZEROS):
@@ -104,4 +109,4 @@ def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str
         gap = np.abs(np.sort(of_ranks) - np.repeat(values, copies))
         if not gap.max(initial=0.0) <= CLOSE * np.abs(values).max(initial=0.0):  # 'not <=': NaN differs, too
             return module.partition(LATER_CALL)[0], compared
-    return "", compared
+    return None, compared

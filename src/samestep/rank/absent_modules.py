@@ -18,21 +18,25 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 META = torch.device("meta")
 PLAIN = (bool, int, float, str, type(None))
+CONTAINERS = (list, tuple, set, frozenset)
+MOST_OBJECTS = 10_000  # where a model sets new ones at each call, nothing is remembered in the end
 Outputs = dict[tuple[Any, ...], tuple[list[Any], TreeSpec] | None]
 
 
 class AbsentModules:
     """The outermost modules of a model whose parameters are all absent, and what they have returned.
 
-    A module is computed again where something tells that it does more than return absent tensors: where it returns
-    others, or has set or filled an attribute. But for `reached`, and the modules that contain it. outputs: what is
-    remembered, by the names of the modules.
+    A module is computed again where what it returns may depend on values: where it is given a tensor that has some, or
+    has one as an attribute; and where it returns anything but absent tensors, or sets or fills an attribute. But for
+    `reached`, and the modules that contain it. outputs: what is remembered, by the names of the modules.
     """
 
     def __init__(self, model: nn.Module, reached: str, outputs: Outputs) -> None:
         names = {module: name for name, module in model.named_modules()}
         self._modules = {names[module]: module for module in _outermost(model, model.get_submodule(reached))}
         self._outputs = outputs
+
+        self._objects: dict[int, Any] = {}  # those of attributes: alive, so that no other gets the number of one
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
@@ -53,22 +57,48 @@ class AbsentModules:
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
                 return tree_unflatten([_like(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
-            before = _attributes(module) if key and key not in self._outputs else None
+            is_new = key is not None and key not in self._outputs
         returned = forward(*args, **kwargs)
-        if before is not None and key:
+        if is_new and key:
             with DisableTorchFunction():
                 outputs, structure = tree_flatten(returned)
-                repeats = all(_is_absent(leaf) or isinstance(leaf, PLAIN) for leaf in outputs)
-                self._outputs[key] = (outputs, structure) if repeats and _attributes(module) == before else None
+                repeats = all(_is_absent(leaf) or leaf is None for leaf in outputs)
+                repeats = repeats and self._attributes(module) == key[1]
+                self._outputs[key] = (outputs, structure) if repeats else None
         return returned
 
     def _key(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
         """Returns what a call is like; None where what the module returns may depend on more."""
         leaves, structure = tree_flatten((args, kwargs))
-        kinds = [_kind(leaf) for leaf in leaves]
-        if not all(kinds):
+        kinds, attributes = [_kind(leaf) for leaf in leaves], self._attributes(module)
+        if attributes is None or not all(kinds):
             return None
-        return (name, module.training, torch.is_grad_enabled(), repr(structure), *kinds)
+        return (name, attributes, torch.is_grad_enabled(), repr(structure), *kinds)
+
+    def _attributes(self, module: nn.Module) -> tuple[Any, ...] | None:
+        """Returns what the attributes of a module, and of those in it, hold; None where one is a tensor with values."""
+        found: list[Any] = []
+        for inner in module.modules():
+            for name, value in vars(inner).items():
+                if name == "forward":  # as remembered() has replaced it
+                    continue
+                items = (
+                    value.values() if isinstance(value, dict) else value if isinstance(value, CONTAINERS) else (value,)
+                )
+                kinds = [_kind(item) or self._number(item) for item in items]
+                if not all(kinds):
+                    return None
+                found.append((name, *kinds))
+        return tuple(found)
+
+    def _number(self, item: Any) -> Any:
+        """Returns what tells an object from others; None for a tensor with values, and where there are too many."""
+        if isinstance(item, Tensor) or len(self._objects) > MOST_OBJECTS:
+            return None
+        if isinstance(item, nn.Module):
+            return type(item)
+        self._objects[id(item)] = item
+        return id(item)
 
 
 def _outermost(module: nn.Module, reached: nn.Module) -> Iterator[nn.Module]:
@@ -87,7 +117,7 @@ def _outermost(module: nn.Module, reached: nn.Module) -> Iterator[nn.Module]:
 def _kind(leaf: Any) -> tuple[Any, ...] | None:
     """Returns what an argument is like; None where it may be like another and not the same."""
     if isinstance(leaf, Tensor):
-        return ("tensor", leaf.is_meta, leaf.shape, leaf.stride(), leaf.dtype)
+        return (leaf.shape, leaf.stride(), leaf.dtype) if leaf.is_meta else None
     return (type(leaf), leaf) if isinstance(leaf, PLAIN) else None
 
 
@@ -97,15 +127,3 @@ def _is_absent(leaf: Any) -> bool:
 
 def _like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-
-
-def _attributes(module: nn.Module) -> list[Any]:
-    """Returns what tells whether a module, or one in it, sets or fills an attribute."""
-    found: list[Any] = []
-    for inner in module.modules():
-        for name, value in vars(inner).items():
-            items = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | set | tuple) else ()
-            )
-            found.append((name, id(value), [id(item) for item in items]))
-    return found

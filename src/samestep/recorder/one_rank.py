@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 from typing import Any
@@ -27,8 +28,11 @@ def make_meshes_of_one_rank() -> None:
             mesh = torch.zeros((1,) * torch.as_tensor(mesh).dim(), dtype=torch.int)
         make(self, device_type, mesh, *args, **kwargs)
 
-    exported: Any = torch.distributed
-    exported.init_device_mesh = device_mesh.init_device_mesh = new_init
+    # Wherever torch exports it: torch.distributed, and torch.distributed._tensor.device_mesh in older scripts.
+    importlib.import_module("torch.distributed._tensor.device_mesh")
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
+        if getattr(module, "init_device_mesh", None) is init:
+            module.init_device_mesh = new_init  # type: ignore[attr-defined]
     kind.__init__ = new_make  # type: ignore[method-assign]
 
 

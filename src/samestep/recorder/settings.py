@@ -33,7 +33,7 @@ def schedule_record(place: int, scheduler: LRScheduler) -> ScheduleRecord:
     values = {
         name: number(value)
         for name, value in vars(scheduler).items()
-        if not name.startswith("_") and name not in COUNTERS and _is_number(value)
+        if (not name.startswith("_") or name == "_milestones") and name not in COUNTERS and _is_number(value)
     }
     for function in getattr(scheduler, "lr_lambdas", ())[:1]:  # as transformers' schedules have them
         keywords = getattr(function, "keywords", {})

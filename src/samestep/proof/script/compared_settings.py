@@ -20,6 +20,8 @@ NEAR = 1e-6
 SHOWN = 4  # indices
 RATE = "lr"
 Settings = Mapping[str, Mapping[str, Any]]  # parameter -> name -> value
+BY_FUNCTION = ("LambdaLR", "MultiplicativeLR")  # what they do is in a function of the user's
+KEEPS_NOT_ALL = ("OneCycleLR",)  # its final rate is known to its functions alone
 
 
 def precision(pair: RecordPair) -> list[Finding]:
@@ -130,6 +132,11 @@ def schedules(pair: RecordPair) -> list[Finding]:
                 cause = message("schedule_made_otherwise", kind=ours.kind)
                 what = "setting of the schedule"
                 return [differs("schedule", what, cause, step=pair.steps, expected=expected, found=found)]
+    untold = [
+        ours.kind for ours in first if ours.kind in KEEPS_NOT_ALL or (ours.kind in BY_FUNCTION and not ours.values)
+    ]
+    if untold:
+        return [Finding("schedule", "unknown", message("schedule_not_known_later", kind=untold[0]))]
     return [Finding("schedule", "right", message("same_schedules"))]
 
 
