@@ -478,7 +478,7 @@ class Deep(nn.Module):
         return self.output(x)  # type: ignore[no-any-return]
 
 
-def deep(rows: int = 45, global_batch: int = 10) -> Job:
+def deep(rows: int = 45, global_batch: int = 10, ema: float = 0.0) -> Job:
     """As many blocks as a pipeline of four ranks may have stages; tied weights on the first and the last one, dropout
     and BatchNorm in each, and micro-batches of which some have no rows; a clipping that acts at every step."""
     tokens = torch.randint(11, (rows + 13, 6), generator=_random(16))
@@ -494,12 +494,8 @@ def deep(rows: int = 45, global_batch: int = 10) -> Job:
         evaluation=TensorDataset(tokens[:13, :-1], tokens[:13, 1:]),
         global_batch=global_batch,
         micro_batch=None,
+        ema=ema or None,
     )
-
-
-def deep_averaged(rows: int = 45, global_batch: int = 10) -> Job:
-    """The same with an average of the weights."""
-    return replace(deep(rows, global_batch), ema=0.9)
 
 
 class Branching(nn.Module):
