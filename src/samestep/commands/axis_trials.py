@@ -48,11 +48,7 @@ def with_origin(inspected: InspectedSetup, verdict: Verdict, plan: Plan, start: 
         return replace(verdict, origin=Origin(said=(message("axes_not_tried", why=why),)))
     try:
         parts = Parts(inspected, verdict, plan, start)
-        trials = tried_axes(plan.mesh, parts.tried)
-        if verdict.verdict == "failed" and trials[0].differs is False:
-            why = message("failure_is_not_of_first_trainings")
-            return replace(verdict, origin=Origin(said=(message("axes_not_tried", why=why),), trials=trials))
-        origin = origin_of(trials)
+        origin = origin_of(tried_axes(plan.mesh, parts.tried), is_failure=verdict.verdict == "failed")
         return replace(verdict, origin=with_module(origin, verdict, parts.played(plan.mesh), parts.whole))
     except (UserError, TrainingFailed):  # what is wrong stands, without an origin
         return verdict

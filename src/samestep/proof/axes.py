@@ -38,8 +38,9 @@ def tried_axes(mesh: Mesh, try_part: Callable[[Mesh], AxisTrial]) -> tuple[AxisT
     return tuple(trials)
 
 
-def origin_of(trials: Sequence[AxisTrial]) -> Origin:
-    """Returns along which axes a training is wrong. trials: as tried_axes() returns them."""
+def origin_of(trials: Sequence[AxisTrial], *, is_failure: bool = False) -> Origin:
+    """Returns along which axes a training is wrong. trials: as tried_axes() returns them. is_failure: it failed,
+    perhaps in another training than those that were tried."""
     whole, *parts = trials
     wrong = [trial for trial in parts if trial.differs]
     fields = {
@@ -52,6 +53,8 @@ def origin_of(trials: Sequence[AxisTrial]) -> Origin:
         said = message("axes_not_tried", why=whole.why)
     elif not whole.differs:
         said = message("not_wrong_when_tried_again", mesh=whole.mesh)
+        if is_failure:
+            said = message("axes_not_tried", why=message("failure_is_not_of_first_trainings"))
     elif any(not trial.axes for trial in wrong):
         said = message("wrong_on_one_rank")
     elif wrong:

@@ -35,7 +35,6 @@ class AbsentModules:
         names = {module: name for name, module in model.named_modules()}
         self._modules = {names[module]: module for module in _outermost(model, model.get_submodule(reached))}
         self._outputs = outputs
-
         self._objects: dict[int, Any] = {}  # those of attributes: alive, so that no other gets the number of one
 
     @contextmanager
@@ -57,9 +56,8 @@ class AbsentModules:
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
                 return tree_unflatten([_like(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
-            is_new = key is not None and key not in self._outputs
         returned = forward(*args, **kwargs)
-        if is_new and key:
+        if key and key not in self._outputs:
             with DisableTorchFunction():
                 outputs, structure = tree_flatten(returned)
                 repeats = all(_is_absent(leaf) or leaf is None for leaf in outputs)

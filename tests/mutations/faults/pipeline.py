@@ -12,8 +12,8 @@ SHARDS = "rank/sharded_stages.py"
 JOBS, MESH, SHARDED = ("deep",), "data=2,stage=2", "stage=2,shard=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = (
+    "                whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]\n"
     '                for axis in ("data", "shard"):  # FSDP has averaged those of shards\n'
-    "                    whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]\n"
     "                    average_gradients(whole, ranks[axis].get_group())\n"
 )
 CLIP = (
