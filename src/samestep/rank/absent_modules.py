@@ -55,7 +55,7 @@ class AbsentModules:
             known = self._outputs.get(key) if key else None
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
-                return tree_unflatten([_like(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
+                return tree_unflatten([new_absent(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
         returned = forward(*args, **kwargs)
         if key and key not in self._outputs:
             with DisableTorchFunction():
@@ -123,5 +123,5 @@ def _is_absent(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_meta
 
 
-def _like(tensor: Tensor) -> Tensor:
+def new_absent(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)

@@ -63,11 +63,11 @@ class AbsentTensors(TorchFunctionMode):
 
 def _absent(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf if leaf.is_meta else _like(leaf)
+        return leaf if leaf.is_meta else absent_of_whole(leaf)
     return META if isinstance(leaf, torch.device) else leaf
 
 
-def _like(tensor: Tensor) -> Tensor:
+def absent_of_whole(tensor: Tensor) -> Tensor:
     """Returns an absent tensor like another one; of a shard, like the whole."""
     like = torch.empty(tensor.shape, dtype=tensor.dtype, device=META) if is_shard(tensor) else tensor
     return like.to(META)
@@ -233,7 +233,7 @@ def absent_tensors(model: nn.Module, keeps: Callable[[Tensor], bool]) -> list[Ab
                 if tensor is None or tensor.is_meta or keeps(tensor):
                     continue
                 if id(tensor) not in of_tensor:
-                    like = _like(tensor.detach())
+                    like = absent_of_whole(tensor.detach())
                     is_parameter = isinstance(tensor, nn.Parameter)
                     of_tensor[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
                 absent.append((tensors, name, of_tensor[id(tensor)]))

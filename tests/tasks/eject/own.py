@@ -34,7 +34,9 @@ def main(asked_file: Path, came_to: Path) -> None:
         replace(World.from_env(os.environ), mesh=parse_mesh(asked["mesh"])),
     )
     with nullcontext() if engine.needs.processes == "one" else process_group(world):
-        run = Run(job, world, job.max_steps or job.epochs * schedule_of(job, 1).steps_per_epoch)
+        steps = job.max_steps or job.epochs * schedule_of(job, 1).steps_per_epoch
+        fewest = engine.layout(world, **asked["engine_settings"]).micro_batches
+        run = Run(job, world, steps, micro_batches=fewest)
         state = run_engine(engine, job, world, run, asked["engine_settings"])
         means = evaluate(job, plain_model(job, state, world), world).means() if job.evaluation is not None else None
     if world.rank == 0:

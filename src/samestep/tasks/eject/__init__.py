@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,15 +25,16 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.message import message
-from samestep.rank.tensor_plan import division_of
 from samestep.tasks.eject import runtime
+from samestep.tasks.eject.divided import Divided
 from samestep.tasks.eject.join import Joined, Neighbours, Place, settled
-from samestep.tasks.eject.prune import PRESENT, pruned
+from samestep.tasks.eject.literals import literal
+from samestep.tasks.eject.prune import pruned
 from samestep.tasks.eject.reach import CLOSURE, Reach, reach_of, settable, special_parts, unused_members
 from samestep.tasks.eject.source import Import, Imports, Source, block, is_ours, origin
 from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
-from samestep.world.mesh import OF_REPLICAS, Mesh
+from samestep.world.mesh import Mesh
 
 RUNTIME = runtime.__name__
 TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts that whole_run.py trains
@@ -41,7 +42,7 @@ TRAINED = {"ema", "carry_state", "gather_outputs", CLOSURE}  # special parts tha
 NOT_SAVED = {"deepspeed"}
 CONSOLIDATED = {"zero", "fairscale"}
 SHARDED = {("fsdp", ""), ("fabric", "model_parallel"), ("lightning", "model_parallel")}  # and their strategies
-ON_MESHES = {"tensor", "fsdp"}  # those of which a script knows how the ranks divide the model
+ON_MESHES = {"tensor", "fsdp", "pipeline"}  # those of which a script knows how the ranks divide the model
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 
     {launch}
@@ -53,9 +54,13 @@ It trains, saves weights.pt and evaluates them, each row once.{saves}{beside}
 WHOLE_SEQUENCES = {
     "split_layers(model, job, ranks['tensor'], sequence_parallel=False)": 'split_layers(model, job, ranks["tensor"])'
 }
+# Only stages of a pipeline need several micro-batches whatever the job says.
+OF_ROWS = "math.ceil(math.ceil(self.job.global_batch / self.world_size) / self.job.micro_batch)"
+ANY_MICRO_BATCHES = {f"max(FEWEST, {OF_ROWS})": OF_ROWS, "FEWEST": "1"}
 WHOLE_ROWS = {
     "in_order_of_model(model, get_model_state_dict(model, options=whole))": "get_model_state_dict(model, options=whole)"
 }
+FUTURE = "from __future__ import annotations\n"
 OTHER_JOB = "these options make a job with other parts: samestep eject --set … writes its script"
 SAVES = " It continues from the checkpoint of an epoch."
 
@@ -85,8 +90,7 @@ def eject(
             f"{', '.join(launch)} alone; choose another engine"
         )
     if engine.divides_model and name not in ON_MESHES:
-        instead = "copy quickstarts/pipeline_parallel.py" if name == "pipeline" else "choose another engine"
-        raise UserError(f"no script is written for {name}, whose ranks divide the model; {instead}")
+        raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
     axes = () if engine.needs.processes == "one" else engine.axes
     if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
         raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
@@ -105,7 +109,7 @@ def eject(
         raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
     near = Neighbours(module)
     inlined = {name: Source(importlib.import_module(name), True, is_ours) for name in near.own or {module.__name__}}
-    divided = Divided.of(job, target, mesh) if mesh else None
+    divided = Divided.by_trial(job, target, mesh, engine, settings) if mesh else None
     # The ranks divide the model of this job, and may not divide that of another one.
     options = {} if mesh else settable(function, given[0])
     reach = reach_of(
@@ -129,54 +133,6 @@ def eject(
     script = "\n\n\n".join([f"{head}\n{block(imports)}\n\n{first}", *sections, last])
     _check_file(file, script)
     return script
-
-
-@dataclass(frozen=True)
-class Divided:
-    """How a script's ranks are arranged, and divide the model. plan: layer -> style. changed: layers whose output the
-    model changes in place."""
-
-    mesh: Mesh
-    plan: Mapping[str, str]
-    changed: tuple[str, ...]
-
-    @classmethod
-    def of(cls, job: Job | None, target: str, mesh: Mesh) -> Divided:
-        """Tries how the ranks divide the model. Raises UserError where they cannot."""
-        if mesh.tensor == 1:
-            return cls(mesh, {}, ())
-        if job is None:
-            raise UserError(f"how {mesh.tensor} ranks divide the model of {target} is tried, and it cannot be built")
-        division = division_of(job, mesh.tensor)
-        return cls(mesh, division.plan, tuple(sorted(division.changed)))
-
-    @property
-    def sharing(self) -> int:
-        """How many ranks have the same rows."""
-        return self.mesh.size // self.mesh.replicas
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What an engine's loop asks of the mesh."""
-        sizes = {axis: getattr(self.mesh, axis) for axis in (*OF_REPLICAS, "tensor")}
-        return {
-            "world.mesh": PRESENT,
-            **{f"world.mesh.{axis}": size for axis, size in sizes.items()},
-            **{f"ranks['{axis}'].size()": size for axis, size in sizes.items()},
-        }
-
-    def written(self, module: str, text: str) -> str:
-        """Returns the text of a module of runtime/ with what is known here as its constants."""
-        layers = "".join(f"    {literal(layer)}: {literal(style)},\n" for layer, style in self.plan.items())
-        constants = {
-            "SHARING = 1 ": f"SHARING = {self.sharing} ",
-            "MESH: dict[str, int] = {}": f"MESH: dict[str, int] = {literal(self.mesh.sizes)}",
-            "PLAN: dict[str, str] = {}  #": f"PLAN: dict[str, str] = {{\n{layers}}}  #",
-            "CHANGED: tuple[str, ...] = ()": f"CHANGED: tuple[str, ...] = {literal(self.changed)}",
-        }
-        for constant, value in constants.items() if module.startswith(RUNTIME) else ():
-            text = text.replace(constant, value)
-        return text
 
 
 class ScriptPlan:
@@ -208,16 +164,19 @@ class ScriptPlan:
         self.settings = {} if simple else _unlike_the_defaults(engine, settings)
         values: dict[str, Any] = {"SAVES": self.saves, "CONSOLIDATES": name in CONSOLIDATED, "SHARDED": is_sharded}
         values |= divided.values if divided else {"world.mesh": None}
+        values["FEWEST > 1"] = bool(divided and divided.stages)
         values |= dict(reach.values)
         one_each = {"world.rank // SHARING": "world.rank", "world.size // SHARING": "world.size"}
         written = {
             **reach.texts,
             **WHOLE_SEQUENCES,
             **({} if divided and divided.sharing > 1 else one_each | WHOLE_ROWS),
+            **(divided.texts if divided else {}),
+            **({} if divided and divided.stages else ANY_MICRO_BATCHES),
         }
         # `sequence`: the positions are not divided.
         parameters = {"train": {"sequence": "None", **(texts if simple else {})}, "start": start}
-        unused = reach.unused | {"sequence = None"}
+        unused = reach.unused | {"sequence = None"} | (set() if is_whole else {"run.begin_averages()"})
         self.reach = replace(reach, values=values, parameters=parameters, texts=written, unused=unused)
         world = f"{RUNTIME}.{'group' if self.kind == 'ray' else self.kind}", "World"
         self.stands_for: dict[Place, Place] = {
@@ -233,6 +192,9 @@ class ScriptPlan:
             ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
             ("samestep.rank.process_group", "device_mesh"): (f"{RUNTIME}.divided", "device_mesh"),
             ("samestep.rank.tensor_parallel", "split_layers"): (f"{RUNTIME}.divided", "split_layers"),
+            ("samestep.rank.stage_plan", "ranks_of_stages"): (f"{RUNTIME}.stages", "ranks_of_stages"),
+            ("samestep.rank.stage_plan", "stage_plan"): (f"{RUNTIME}.stages", "stage_plan"),
+            ("samestep.rank.threaded_group", "alike_on_ranks"): (f"{RUNTIME}.stages", "alike_on_ranks"),
         }
         if reach.plain_rows:
             self.stands_for[f"{RUNTIME}.loaded_rows", "loaded"] = (f"{RUNTIME}.plain_rows", "loaded")
@@ -270,8 +232,17 @@ def _rewritten(plan: ScriptPlan, members: Mapping[str, set[str]], module: str, t
         text = re.sub(r"  # type: ignore\[.*", "", text)
     elif module.startswith("samestep.engines."):
         text = text.replace("-> State:", "-> dict[str, Any]:")
+        text = _imported_first(text)
     text = plan.divided.written(module, text) if plan.divided else text
     return pruned(text, plan.reach.known(module, members))
+
+
+def _imported_first(text: str) -> str:
+    """Returns an engine's text with what its loop imports of samestep, since it takes long, at the top."""
+    lines = re.findall(r"^    from samestep\..*\n", text, flags=re.MULTILINE)
+    for line in lines:
+        text = text.replace(f"if TYPE_CHECKING:\n{line}", "").replace(line, "")
+    return text.replace(FUTURE, FUTURE + "".join(line.partition("#")[0].strip() + "\n" for line in lines), 1)
 
 
 def _built(function: Any, target: str, texts: Mapping[str, str]) -> Job | None:
@@ -397,26 +368,6 @@ def _last_lines(
         lines.append(f'    raise SystemExit("{OTHER_JOB}")')
     lines.append(f"start({', '.join([built, *started, *_arguments(plan.settings)])})")
     return 'if __name__ == "__main__":\n' + "".join(f"    {line}\n" for line in lines)
-
-
-def literal(value: Any) -> str:
-    """A setting's value as Python text. Raises UserError for one that has none."""
-    if isinstance(value, float) and repr(value).strip("-") in ("inf", "nan"):
-        return f'float("{value}")'
-    if isinstance(value, Path):
-        return f"Path({literal(str(value))})"
-    if type(value) is str:
-        return repr(value) if {'"', "\\"} & set(value) or not value.isprintable() else f'"{value}"'
-    if isinstance(value, list | tuple):
-        inner = ", ".join(map(literal, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(key)}: {literal(of)}" for key, of in value.items()) + "}"
-    if value is None or type(value) in (bool, int, float):
-        return repr(value)
-    raise UserError(
-        f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
-    )
 
 
 def _check_head(name: str) -> None:

@@ -32,7 +32,7 @@ CLOSURE = "an optimizer whose step needs a closure"
 NO_DERIVATIVES = {"torch", "torchvision", "torchmetrics", "transformers", "numpy", "sklearn", "PIL", "samestep"}
 # Classes whose fields a script leaves out where nothing reads them; of others, the methods that nothing calls.
 VALUES = {"Job", "Recipe", "LRSchedule", "MicroBatch", "Batch", "World", "Run", "Schedule"}
-SHAKEN = ("samestep.job.", "samestep.data.schedule", f"{RUNTIME}.")
+SHAKEN = ("samestep.job.", "samestep.data.schedule", "samestep.rank.stage_plan", f"{RUNTIME}.")
 RETURNS_NONE = re.compile(r"return None\b|return$|: None$|None if\b|else None", re.MULTILINE)  # a criterion may
 OWN_CLASSES = {"Recipe": 3, "LRSchedule": 3}  # and how many arguments they take
 
@@ -185,7 +185,7 @@ def reach_of(
     }
     if job is None and values.get("job.metrics") == ():
         values["COUNTS"] = False
-    values |= _loop_values(job, values, parts)
+    values |= _loop_values(job, values, parts, layout)
     reads_data = any("data" in _attributes(source.tree) for source in sources.values())
     returns_none = any(RETURNS_NONE.search(source.text) for source in sources.values())
     plain = [values.get(f"job.{name}", UNKNOWN) for name in ("evaluation_weight", "carry_state")]
@@ -206,7 +206,7 @@ def reach_of(
     return Reach(
         values=values,
         assumed=assumed,
-        plain_rows=is_tensors and parts == set() and not reads_data,
+        plain_rows=is_tensors and parts == set() and layout.micro_batches == 1 and not reads_data,
         plain_evaluation=not values["COUNTS"] and not values["DERIVES"] and has_loss,
         parts=frozenset(parts or ()),
         fields=frozenset({*fields, *general}),
@@ -240,12 +240,12 @@ def _job_values(job: Job | None, fields: set[str], general: Mapping[str, Any]) -
     return values, {name: values[f"job.{name}"] for name in assumed}
 
 
-def _loop_values(job: Job | None, values: Mapping[str, Any], parts: set[str] | None) -> dict[str, Any]:
+def _loop_values(job: Job | None, values: Mapping[str, Any], parts: set[str] | None, layout: Layout) -> dict[str, Any]:
     """Returns what is known of the calls and the attributes that engines' loops use."""
     loop: dict[str, Any] = {}
     if values.get("job.phases") == ():
         loop["batch.micro_batch.phase"] = 0
-    if values.get("job.micro_batch", UNKNOWN) is None:
+    if values.get("job.micro_batch", UNKNOWN) is None and layout.micro_batches == 1:
         loop |= {"batch.completes_step": True, "self.micro_batches": 1}
         loop |= {"run.schedule.micro_batches": 1, "self.schedule.micro_batches": 1}
     every = job.scheduler.every if job is not None and job.scheduler else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from samestep.data.schedule import key, schedule_of
 from samestep.job import Batch, Job
 from samestep.tasks.eject.runtime.loaded_rows import loaded
-from samestep.tasks.eject.runtime.plain_schedule import Schedule
+from samestep.tasks.eject.runtime.plain_schedule import FEWEST, Schedule
 from samestep.tasks.eject.runtime.world import World
 
 PLAIN_SCHEDULE = False  # an epoch's order is a permutation of the rows
@@ -23,7 +24,7 @@ ONE_DEVICE = False  # each process has one device
 SAVES = True  # the training can be saved and continued
 SHARDED = False  # the model and the optimizer's state are sharded over the ranks
 CONSOLIDATES = False  # the optimizer's state is gathered before it is saved
-SHARING = 1  # so many ranks, one after the other, divide a model and have the same rows
+SHARING = 1  # so many ranks divide a model and have the same rows
 
 
 class Run:
@@ -33,6 +34,8 @@ class Run:
         self.job, self.world, self.checkpoint = job, world, checkpoint
         self.replica, replicas = world.rank // SHARING, world.size // SHARING
         self.schedule: Any = Schedule(job, replicas) if PLAIN_SCHEDULE else schedule_of(job, replicas)
+        if FEWEST > 1 and not PLAIN_SCHEDULE:
+            self.schedule = replace(schedule_of(job, replicas), fewest=FEWEST)
         self.steps, self.done = job.max_steps or job.epochs * self.schedule.steps_per_epoch, 0
 
     def register(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:
@@ -81,6 +84,24 @@ class Run:
             buffer.data.copy_(value)
         self.latest = loss.detach()
         return loss if share == 1.0 else loss * share
+
+    def begin_averages(self) -> None:
+        """Begins the averages of the weights, where the job has some."""
+
+    def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns the mean loss over the batch's rows; for a pipeline, whose stages compute a part of it."""
+        micro_batch = batch.micro_batch
+        torch.manual_seed(key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, self.replica))
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if micro_batch.rows == 0 else []
+        try:
+            return self.job.criterion(self.job.forward(model, batch), batch)
+        finally:  # also where a stage ends
+            for buffer, value in buffers:
+                buffer.data.copy_(value)
+
+    def note_loss(self, batch: Batch, loss: Tensor) -> None:
+        """Takes in the mean loss of a batch, in the order of the micro-batches."""
+        self.latest = loss
 
     def loss_and_share(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
         """Returns the loss over the batch's rows, and the factor with which the ranks' average is the step's."""

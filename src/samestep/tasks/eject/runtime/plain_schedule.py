@@ -13,6 +13,8 @@ from samestep.data.schedule import key
 from samestep.job import Job
 from samestep.tasks.eject.runtime.micro_batch import MicroBatch
 
+FEWEST = 1  # micro-batches of a step on each replica
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -31,8 +33,8 @@ class Schedule:
     def micro_batches(self) -> int:
         """The number of micro-batches in a step, the same on every rank."""
         if self.job.micro_batch is None:
-            return 1
-        return math.ceil(math.ceil(self.job.global_batch / self.world_size) / self.job.micro_batch)
+            return FEWEST
+        return max(FEWEST, math.ceil(math.ceil(self.job.global_batch / self.world_size) / self.job.micro_batch))
 
     def micro_batches_of(self, rank: int, steps: int, first: int = 0) -> Iterator[MicroBatch]:
         """Yields the rank's micro-batches of the steps from `first` on."""

@@ -33,9 +33,12 @@ class WholeRun(Run):
     def register(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:
         self.model = model
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def begin_averages(self) -> None:
         if self.job.ema and self.ema is None:
-            self.ema = Ema(self.model, self.job.ema)  # here, when the engine has made the parameters its own
+            self.ema = Ema(self.model, self.job.ema)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.begin_averages()  # here, when the engine has made the parameters its own
         return super().loss(model, batch)
 
     def loss_and_share(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:

@@ -1,0 +1,28 @@
+"""Values as the Python text of a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import UserError
+
+
+def literal(value: Any) -> str:
+    """A setting's value as Python text. Raises UserError for one that has none."""
+    if isinstance(value, float) and repr(value).strip("-") in ("inf", "nan"):
+        return f'float("{value}")'
+    if isinstance(value, Path):
+        return f"Path({literal(str(value))})"
+    if type(value) is str:
+        return repr(value) if {'"', "\\"} & set(value) or not value.isprintable() else f'"{value}"'
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(literal, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(of)}" for key, of in value.items()) + "}"
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    raise UserError(
+        f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
+    )
