@@ -172,11 +172,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
     """Returns a command whose ranks run the plan in a folder, each with the script that the command gives it."""
-    first = folder / "python"
-    first.mkdir()
-    shutil.copyfile(become_worker.__file__, first / "sitecustomize.py")
-    path = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {become_worker.PLAN: str(folder / PLAN), become_worker.FOLDER: str(first), "PYTHONPATH": path}
+    env = become_worker.install(folder, os.environ) | {become_worker.PLAN: str(folder / PLAN)}
     env |= {become_worker.LAUNCHERS: json.dumps(rank_variables(os.environ, nproc))}
     # Which launcher it is, is not known.
     return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))

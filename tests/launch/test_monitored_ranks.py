@@ -1,0 +1,96 @@
+"""samestep monitor in front of a training that nobody has edited: which rank and which line it names, and when none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from budget import budget
+from command import samestep
+from samestep.launch import monitored_ranks
+
+SCRIPT = Path(__file__).with_name("monitored.py")
+QUICK = "sleep"  # without `make check`
+HANGS = {
+    "sleep": "rank 1 has not entered all_reduce ",
+    "loop": "rank 1 has not entered all_reduce ",
+    "lock": "rank 1 has not entered all_reduce ",
+    "dataset": "rank 1 has not entered all_reduce ",
+    "worker": "rank 1 has not entered all_reduce ",
+    "stop": "rank 1 is stopped",
+    "early": "rank 1 has not entered all_reduce ",
+    "branch": "rank 1 has waited for ",
+}
+
+
+def lines_of(fault: str) -> list[int]:
+    """The lines of the script that must be named for a fault."""
+    lines = enumerate(SCRIPT.read_text().splitlines(), 1)
+    return [number for number, line in lines if fault in line.partition("# at: ")[2].split(", ")]
+
+
+def monitored(
+    fault: str, folder: Path, *options: str, steps: int = 12, step_s: float = 0.0, nproc: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script with a fault under the monitor, by torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    launch += [str(SCRIPT), fault, str(steps), str(step_s)]
+    return samestep("monitor", *options, "--", *launch, out=None, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    "fault", [fault if fault == QUICK else pytest.param(fault, marks=pytest.mark.check) for fault in HANGS]
+)
+def test_the_rank_that_hangs_and_its_line_are_named(fault: str, tmp_path: Path) -> None:
+    options = ["--out", "out", "--stall", f"{budget(2):g}", "--end-hung"]
+    done = monitored(fault, tmp_path, *options)
+    assert done.returncode == 1, done.stderr
+    assert f"samestep: {HANGS[fault]}" in done.stderr
+    lines = lines_of(fault) if fault != "early" else []
+    assert all(f"monitored.py:{line}, " in done.stderr for line in lines), done.stderr
+    report = (tmp_path / "out" / "hang.txt").read_text()
+    assert "\nrank 0 (" in report and "\nrank 1 (" in report
+
+
+@pytest.mark.check
+def test_a_healthy_training_is_passed_over(tmp_path: Path) -> None:
+    done = monitored("none", tmp_path, "--out", "out", "--stall", f"{budget(2):g}", "--end-hung")
+    said = [line for line in done.stderr.splitlines() if line.startswith("samestep: ")]
+    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stderr
+    assert [line.split()[1] for line in said] == ["used", "the", "samples:"], said
+
+
+@pytest.mark.check
+def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
+    """It has no batches and steps of its own, and is told from a hang by its work."""
+    done = monitored("evaluation", tmp_path, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / "hang.txt").exists()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("error", "rank 1 failed first: ValueError: a wrong row, at monitored.py:"),
+        ("kill", "rank 1 ended first, after 6 optimizer steps, without an exception"),
+    ],
+)
+def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) -> None:
+    done = monitored(fault, tmp_path, "--out", "out")
+    assert done.returncode == 1
+    assert f"samestep: {says}" in done.stderr
+
+
+def test_work_is_told_from_rest() -> None:
+    rest, more = monitored_ranks._Work(0), monitored_ranks._Work(0)
+    more.at = rest.at + 10.0
+    more.cpu_s = 10.0 * monitored_ranks.WORK_SHARE / 2
+    assert not more.is_more_than(rest)
+    more.cpu_s *= 4
+    assert more.is_more_than(rest)
+    more.cpu_s, more.io_bytes = 0.0, 2 * monitored_ranks.WORK_BYTES
+    assert more.is_more_than(rest)
