@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from budget import budget
+from budget import budget, wait_until
 from command import samestep
 from samestep.launch import monitored_ranks
+from samestep.launch.rank_meter import own_bytes
 
 SCRIPT = Path(__file__).with_name("monitored.py")
 QUICK = "sleep"  # without `make check`
@@ -94,3 +96,40 @@ def test_work_is_told_from_rest() -> None:
     assert more.is_more_than(rest)
     more.cpu_s, more.io_bytes = 0.0, 2 * monitored_ranks.WORK_BYTES
     assert more.is_more_than(rest)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("fault", "says", "why"),
+    [
+        ("slow_compute", "rank 1 is slow: ", "it computes for "),
+        ("slow_data", "rank 1 is slow: ", "for data, and the others "),
+        ("loader", "the training waits ", "num_workers="),
+        ("none", "", ""),
+    ],
+)
+def test_what_makes_the_training_slow_is_named(fault: str, says: str, why: str, tmp_path: Path) -> None:
+    steps = {"slow_compute": 120, "none": 300}.get(fault, 200)
+    done = monitored(fault, tmp_path, "--out", "out", steps=steps, step_s=0.04 if fault == "none" else 0.0)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(("samestep: rank", "samestep: the training"))]
+    assert len(said) == bool(says) and all(says in line and why in line for line in said), done.stderr
+
+
+def test_memory_that_a_worker_has_copied_is_its_own() -> None:
+    """Pages that processes share count once in all; the resident set counts them in each."""
+    held = bytearray(b"x") * (64 << 20)
+    reader, writer = os.pipe()
+    before = own_bytes(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)
+        held[::4096] = bytes(len(held) // 4096)
+        os.read(reader, 1)
+        os._exit(0)
+    shared = own_bytes(child)
+    os.write(writer, b"1")
+    wait_until(lambda: own_bytes(child) > shared + (24 << 20), "the child has no pages of its own")
+    assert shared < before
+    os.write(writer, b"2")
+    os.waitpid(child, 0)

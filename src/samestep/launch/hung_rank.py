@@ -223,10 +223,12 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's recorder reports. last: group -> the number of the collective that it entered last."""
+    """What a rank's recorder reports. last: group -> the number of the collective that it entered last.
+    entered: (group, number) -> when it entered a recent collective, in ns since 1970."""
 
     last: dict[str, int]
     waiting: tuple[Collective, ...]
+    entered: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def first_waiting(self) -> Collective | None:
@@ -259,7 +261,8 @@ def recorded(text: str) -> Recorded:
     last: dict[str, int] = {}
     for collective in entered:
         last[collective.group] = max(collective.number, last.get(collective.group, 0))
-    return Recorded(last, tuple(collective for collective in entered if not collective.retired))
+    waiting = tuple(collective for collective in entered if not collective.retired)
+    return Recorded(last, waiting, {(each.group, each.number): each.created_ns for each in entered})
 
 
 def _post(path: Path) -> str:
