@@ -88,6 +88,7 @@ def main():
     rows = Rows()
     sampler = DistributedSampler(rows, shuffle=False)
     loader = DataLoader(rows, ROWS, sampler=sampler, num_workers=1 if FAULT == "worker" else 0)
+    began = 0.0
     for step, (inputs, labels) in enumerate(loader):
         if step == AT and rank == 1:
             fail(step, rank)
@@ -105,8 +106,12 @@ def main():
         time.sleep(STEP_S)
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()  # at: wait
+        loss.backward()
         optimizer.step()
+        if FAULT == "clock" and step == STEPS // 10:
+            began = time.perf_counter()
+    if FAULT == "clock" and rank == 0:
+        print(f"a step took {1e3 * (time.perf_counter() - began) / (STEPS - STEPS // 10 - 1)} ms", flush=True)
     if FAULT == "early" and rank == 1:
         time.sleep(10_000)  # its connections stay open
     print(f"rank {rank} is done", flush=True)
