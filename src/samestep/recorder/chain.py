@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from samestep.message import message
 from samestep.recorder.batches import joined
+from samestep.recorder.losses import terms
 from samestep.recorder.patches import unrecorded
 from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, weights_of
 from samestep.recorder.random_numbers import set_random_states, torch_state
@@ -88,6 +89,7 @@ class Chain:
         self.names = {rank: weights_of(modules) for rank, modules in loaded.items()}
         self.weights = {name: weight for named in self.names.values() for name, weight in named.items()}
         self.ties = self._ties()
+        self.weight: float | None = None  # of the loss's term
 
     def _holders(self, replica: Sequence[int]) -> list[int]:
         held = {stage.index: rank for rank in replica for stage in self._kept[rank].stages}
@@ -143,6 +145,7 @@ class Chain:
             reduction=reduction,
             ties=self.ties,
             whole_loss=whole,
+            weight=self.weight,
             steps=steps,
         )
 
@@ -162,6 +165,9 @@ class Chain:
             for weight in self.weights.values():
                 weight.grad = None
             loss = self._loss(calls, micro_batch)
+            if not played:
+                of_loss = terms(loss)
+                self.weight = of_loss[0].weight if len(of_loss) == 1 and of_loss[0].reduction != "unknown" else None
             loss.backward()
             played.append(float(loss.detach()))
             columns.append({n: w.grad.detach().clone() for n, w in self.weights.items() if w.grad is not None})

@@ -25,6 +25,7 @@ from samestep.rank.shards import is_shard
 from samestep.recorder.batches import copied
 from samestep.recorder.parameters import plain
 from samestep.recorder.random_numbers import random_states
+from samestep.recorder.sharding import digests_of
 from samestep.records.call_site import Call
 from samestep.records.chain import STAGES
 from samestep.records.files import replace_by
@@ -71,6 +72,7 @@ class Pipelines:
         self._steps_done, self._note = steps_done, note
         self.kept = KeptStages()
         self.schedule: Any = None  # the one that is trained
+        self._model: dict[str, int] = {}  # digests of the model that the stages are cut out of
 
     def attach(self) -> None:
         """Patches torch's schedules when they are imported, which takes long."""
@@ -90,7 +92,7 @@ class Pipelines:
     def _patch(self) -> None:
         schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
         schedule.__init__ = self._noting(schedule.__init__, "pipeline schedule")
-        stage.__init__ = self._noting(stage.__init__, "pipeline stage")
+        stage.__init__ = self._noting(stage.__init__, "pipeline stage", self._find_model)
         check, forward, loss = schedule._check_inputs, stage.forward_one_chunk, schedule._maybe_compute_loss
 
         @functools.wraps(check)
@@ -98,7 +100,7 @@ class Pipelines:
             checked = check(of, arg_mbs, kwarg_mbs, target_mbs, *rest)
             if of._has_backward and torch.is_grad_enabled():
                 self._note("pipeline step")
-                self._begin(of, *checked, target_mbs)
+                self._begin(of, checked[0], checked[1], target_mbs)
             return checked
 
         @functools.wraps(forward)
@@ -121,13 +123,30 @@ class Pipelines:
         schedule._check_inputs, stage.forward_one_chunk = new_check, new_forward
         schedule._maybe_compute_loss = new_loss
 
-    def _noting(self, init: Callable[..., None], call: Call) -> Callable[..., None]:
+    def _noting(
+        self, init: Callable[..., None], call: Call, then: Callable[[Any], None] = lambda made: None
+    ) -> Callable[..., None]:
         @functools.wraps(init)
-        def new_init(*args: Any, **kwargs: Any) -> None:
+        def new_init(made: Any, *args: Any, **kwargs: Any) -> None:
             self._note(call)
-            init(*args, **kwargs)
+            init(made, *args, **kwargs)
+            then(made)
 
         return new_init
+
+    def _find_model(self, stage: Any) -> None:
+        """Takes the digests of the whole model, where this rank has it: a module with more than the stage's weights."""
+        if self._model:
+            return
+        held = {id(weight) for weight in stage.submod.parameters()}
+        largest: dict[str, nn.Parameter] = {}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), nn.Module) and thing is not stage.submod and "_parameters" in thing.__dict__:
+                named = dict(thing.named_parameters())
+                if len(named) > len(largest) and held and held < {id(weight) for weight in named.values()}:
+                    largest = named
+        if not any(weight.is_meta or is_shard(weight) for weight in largest.values()):
+            self._model = digests_of(largest)
 
     def _begin(self, schedule: Any, args: list[Any], kwargs: list[Any], targets: list[Any] | None) -> None:
         """Begins a call of a schedule's step."""
@@ -158,6 +177,7 @@ class Pipelines:
             micro_batches=schedule._n_microbatches,
             schedule=type(schedule).__name__,
             ranks=dist.get_process_group_ranks(stage.group or dist.group.WORLD),
+            model=self._model,
         )
 
     def _keep_modules(self, stages: Sequence[Any]) -> None:

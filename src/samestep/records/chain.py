@@ -33,7 +33,8 @@ class ChainRecord:
 
     replicas: the ranks of each pipeline. stages: the parameters of each. micro_batches: of one replica's step.
     reduction: of the loss over a batch. ties: names of the copies of one weight, in several stages. whole_loss: of the
-    first batch, not cut into micro-batches; None where random numbers, or BatchNorm, make another one of it.
+    first batch, not cut into micro-batches; None where random numbers, or BatchNorm, make another one of it. weight:
+    of the one term that the loss function returns; None where it has several, or another kind.
     """
 
     why_not: Message | None = None
@@ -43,4 +44,5 @@ class ChainRecord:
     reduction: Literal["mean", "sum"] = "mean"
     ties: list[list[str]] = field(default_factory=list)
     whole_loss: float | None = None
+    weight: float | None = None
     steps: list[ChainStep] = field(default_factory=list)

@@ -261,13 +261,15 @@ class PieceRecord:
 @dataclass(frozen=True)
 class StageRecord:
     """A stage of a pipeline that a rank holds. index: its number, of so many stages. micro_batches: of its schedule, of
-    this class. ranks: of the pipeline's group."""
+    this class. ranks: of the pipeline's group. model: digests of the whole model that the stage is cut out of, where
+    the rank has it when it makes the stage."""
 
     index: int
     stages: int
     micro_batches: int
     schedule: str
     ranks: list[int]
+    model: Mapping[str, int] = field(default_factory=dict)
 
 
 # What happens beside them

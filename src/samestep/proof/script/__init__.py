@@ -225,7 +225,8 @@ def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
     findings = []
     for question in dict.fromkeys(question for of_stage in answers for question in of_stage):
         asked = with_loss if with_loss and question in OF_THE_LOSS else range(len(stages))
-        of_stages = {number: answers[number][question] for number in asked if question in answers[number]}
+        answered = [number for number in range(len(stages)) if question in answers[number]]
+        of_stages = {n: answers[n][question] for n in [n for n in asked if n in answered] or answered}
         finding = _together(question, of_stages)
         if question == "gradient" and finding.answer == "right":
             finding = _scaled_apart(stages, record) or finding

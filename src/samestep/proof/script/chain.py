@@ -89,7 +89,9 @@ def _apart(apart: Apart, step: int, chain: ChainRecord) -> Finding:
 def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> list[Finding]:
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
     first = next(of_step for of_step in factors if of_step)
-    clipped = sum(_are_apart(of_step) or _least(of_step) < 1 - NEAR for of_step in factors if of_step)
+    clipped = any(
+        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > 4 * NEAR for of_step in factors if of_step
+    )
     if by_norm := _clipped_by_hand(chain, ranks, factors):
         finding = by_norm
         if finding.answer != "right":
@@ -99,14 +101,14 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
         (rank, stage), factor = next(item for item in first.items() if abs(item[1] / _first(first) - 1) > NEAR)
         at = min(stage for _, stage in first)
         cause = message("stages_scale_gradients_apart", factor=factor, stage=stage, first=_first(first))
-        found = {"step": 0, "rank": rank, "expected": _first(first), "found": factor}
-        return [differs("gradient", f"factor along stage, of stage {at}", cause, **found)]
+        quantity, expected = f"factor along stage, of stage {at}", _first(first)
+        return [differs("gradient", quantity, cause, step=0, rank=rank, expected=expected, found=factor)]
     factor = _first(first)
-    if abs(factor - 1) > 4 * NEAR * coarser_of(ranks):
-        cause = _cause_of_factor(factor, chain)
-        return [differs("loss weight", "factor", cause, step=0, rank=0, expected=1.0, found=factor)]
+    if wrong := _wrong_weight(factor, chain, NEAR * coarser_of(ranks)):
+        return [differs("loss weight", "factor", wrong, step=0, rank=0, expected=1.0, found=factor)]
     if clipped:
-        step = next(n for n, of_step in enumerate(factors) if of_step and abs(_first(of_step) - 1) > NEAR)
+        changed = [n for n, of_step in enumerate(factors) if of_step and abs(_first(of_step) / factor - 1) > NEAR]
+        step = changed[0] if changed else 0
         said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
         return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
     steps = [step for rank in ranks for step in rank.steps if step.clips]
@@ -115,9 +117,25 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
     return [*findings, *_unequal(chain, ranks)]
 
 
+def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | None:
+    """Returns what is wrong with the weight of the micro-batches' losses, by the factor of the gradients and by that
+    which the loss function has itself; None where the two are one together, or the latter is a coefficient."""
+    weight = 1.0 if chain.weight is None else abs(chain.weight)
+    if abs(factor * weight - 1) <= 4 * near:
+        return None
+    if abs(factor - 1) > 4 * near:
+        return _cause_of_factor(factor, chain)
+    numbers = {chain.micro_batches, len(chain.replicas)} - {1}
+    divided = any(abs(weight * number - 1) <= NEAR for number in numbers)
+    return _cause_of_factor(factor * weight, chain) if divided else None
+
+
 def _cause_of_factor(factor: float, chain: ChainRecord) -> Message:
     micro_batches, replicas = chain.micro_batches, len(chain.replicas)
-    is_near = lambda number: abs(factor / number - 1) <= NEAR  # noqa: E731
+
+    def is_near(number: float) -> bool:
+        return abs(factor / number - 1) <= NEAR
+
     if is_near(micro_batches):
         return message("micro_batches_never_divided", micro_batches=micro_batches)
     if is_near(1 / micro_batches):
@@ -178,8 +196,16 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
             if is_own
             else message("clipped_by_another_norm")
         )
-        found = {"step": number, "tensor": name, "rank": rank.rank, "expected": wanted, "found": ratio}
-        return differs("clipping", "factor along stage", cause, **found)
+        return differs(
+            "clipping",
+            "factor along stage",
+            cause,
+            step=number,
+            tensor=name,
+            rank=rank.rank,
+            expected=wanted,
+            found=ratio,
+        )
     return None
 
 
@@ -206,8 +232,11 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
         twice = [math.hypot(chain.steps[n].norm, *(chain.steps[n].norms[g[0]] for g in chain.ties)) for n in smaller]
         if chain.ties and _is_one([_first(factors[n]) * norm for n, norm in zip(smaller, twice)]):
             cause = message("tied_weight_counted_twice", names=chain.ties[0])
-            found = {"step": smaller[0], "rank": 0, "found": _first(factors[smaller[0]])}
-            return differs("clipping", "factor along stage", cause, expected=cause_free(chain, smaller, twice), **found)
+            found, once = _first(factors[smaller[0]]), chain.steps[smaller[0]].norm
+            expected = found * twice[0] / once
+            return differs(
+                "clipping", "factor along stage", cause, step=smaller[0], rank=0, expected=expected, found=found
+            )
         return None
     held = {rank.rank: [stage.index for stage in rank.stages] for rank in ranks}
     clipped = []
@@ -235,11 +264,6 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
         expected=message("one_factor"),
         found=cause.fields["factors"],
     )
-
-
-def cause_free(chain: ChainRecord, steps: Sequence[int], twice: Sequence[float]) -> float:
-    """Returns the factor of a clipping that counts a tied weight once, by the same limit."""
-    return twice[0] / chain.steps[steps[0]].norm
 
 
 def _is_one(values: Sequence[float]) -> bool:

@@ -34,11 +34,11 @@ class ChainGradients:
     and after torch clips. share: of a column in the mean. close: how near is the same."""
 
     chain: ChainRecord
-    columns: list[Gradients]
-    before: list[Gradients]
-    taken: list[Gradients]
+    columns: Sequence[Gradients]
+    before: Sequence[Gradients]
+    taken: Sequence[Gradients]
     close: float
-    earlier: list[Gradients] = field(default_factory=list)  # what the step before has taken
+    earlier: Sequence[Gradients] = field(default_factory=list)  # what the step before has taken
 
     @classmethod
     def read(
@@ -56,7 +56,7 @@ class ChainGradients:
         one = 1 / len(self.chain.replicas)
         return one / self.chain.micro_batches if self.chain.reduction == "mean" else one
 
-    def of_replica(self, replica: int) -> list[Gradients]:
+    def of_replica(self, replica: int) -> Sequence[Gradients]:
         count = self.chain.micro_batches
         return self.columns[replica * count : (replica + 1) * count]
 
@@ -151,7 +151,9 @@ class ChainGradients:
             found, wanted, before = self.before[rank].get(name), self.wanted(name), self.earlier[rank].get(name)
             if found is None or wanted is None or before is None:
                 return False
-            if norm(found - wanted - before) > 10 * self.close * norm(found):
+            # A schedule divides what it finds, too.
+            left = min(norm(found - wanted - before / by) for by in (1, self.chain.micro_batches))
+            if left > 10 * self.close * norm(found):
                 return False
         return True
 

@@ -3,13 +3,12 @@ ranks along each. What the stages compute together is the chain's to tell: see c
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samestep.message import Message, message
 from samestep.proof.script.chain import chain_findings
-from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.replay import not_replayed
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, ChainRecord
 from samestep.records.files import read
@@ -145,6 +144,32 @@ def _settings(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
 
 
 def _initial_weights(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
+    return _other_models(ranks, layout) or _begin_alike(ranks, layout)
+
+
+def _other_models(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
+    """Finds ranks that have cut their stages out of models with other weights, and train these weights."""
+    for replica in layout.replicas:
+        first = ranks[replica[0]].stages[0].model
+        for rank in (ranks[number] for number in replica):
+            model = rank.stages[0].model
+            apart = [name for name, value in model.items() if first.get(name, value) != value]
+            trains_it = {*rank.start.values()} <= {*model.values()}
+            if apart and first.keys() == model.keys() and trains_it:
+                cause = message("stages_of_other_models", rank=rank.rank, different=len(apart))
+                return differs(
+                    "initial weights",
+                    "initial weights along stage",
+                    cause,
+                    rank=rank.rank,
+                    tensor=apart[0],
+                    expected=digest(first[apart[0]]),
+                    found=digest(model[apart[0]]),
+                )
+    return None
+
+
+def _begin_alike(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
     """Finds stages whose layers begin as those of another stage do, where layers within a stage do not."""
     starts: dict[str, Mapping[str, int]] = {}
     for rank in ranks:
@@ -153,10 +178,6 @@ def _initial_weights(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
             starts.setdefault(
                 prefix, {n.removeprefix(prefix): d for n, d in rank.start.items() if n.startswith(prefix)}
             )
-    repeated = defaultdict[int, int](int)
-    for of_stage in starts.values():
-        for value in of_stage.values():
-            repeated[value] += 1
     prefixes = [*starts]
     for number, second in enumerate(prefixes):
         for first in prefixes[:number]:
@@ -170,7 +191,6 @@ def _initial_weights(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
             if len(same) > 1 and len(same) == len(drawn):
                 numbers = [int(prefix.split()[1].rstrip(":")) for prefix in (first, second)]
                 cause = message("stages_begin_alike", first=numbers[0], second=numbers[1], parameters=len(same))
-                rank = layout.holders[numbers[1]][0]
                 expected, found = message("other_weights"), message("same_digest_on_all_ranks")
                 return differs(
                     "initial weights",
