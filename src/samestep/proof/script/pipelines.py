@@ -191,15 +191,15 @@ def _begin_alike(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
             if len(same) > 1 and len(same) == len(drawn):
                 numbers = [int(prefix.split()[1].rstrip(":")) for prefix in (first, second)]
                 cause = message("stages_begin_alike", first=numbers[0], second=numbers[1], parameters=len(same))
-                expected, found = message("other_weights"), message("same_digest_on_all_ranks")
+                value = digest(starts[second][same[0]])
                 return differs(
                     "initial weights",
                     "initial weights along stage",
                     cause,
-                    rank=rank,
+                    rank=layout.holders[numbers[1]][0],
                     tensor=second + same[0],
-                    expected=expected,
-                    found=found,
+                    expected=f"not {value}",
+                    found=value,
                 )
     return None
 

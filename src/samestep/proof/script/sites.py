@@ -336,8 +336,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "whole_gradients_added_up": (REDUCTION, OF_GRADIENTS, STEP),
     "reduced_along_some_axes": (DIVIDES, REDUCTION, OF_GRADIENTS),
     "replica_is_no_one_process": (*OF_RANKS, DIVIDES, called("collective"), *LOSS[3:]),
-    "stage_not_reduced_over_replicas": (REDUCTION, called("wrapper"), OF_GRADIENTS, LAST_CHANGES = written(lambda source: source.changes_of_gradients()[::-1])
-STAGE, SCHEDULE, PIPELINE_STEP),
+    "stage_not_reduced_over_replicas": (REDUCTION, called("wrapper"), OF_GRADIENTS, STAGE, SCHEDULE, PIPELINE_STEP),
     "gradients_added_over_stages": (REDUCTION, OF_GRADIENTS, called("wrapper")),
     "micro_batches_left_out": (called("zero_grad"), OF_GRADIENTS, PIPELINE_STEP),
     "tied_copies_not_summed": (REDUCTION, OF_GRADIENTS, PIPELINE_STEP, STEP),
