@@ -344,7 +344,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "micro_batches_never_divided": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
     "micro_batches_divided_twice": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
     "stages_summed_over_replicas": (REDUCTION, OF_GRADIENTS),
-    "stages_divided_by_replicas_again": (OF_GRADIENTS, REDUCTION),
+    "stages_divided_by_replicas_again": (OF_GRADIENTS, REDUCTION, SCHEDULE),
     "stages_scale_gradients_apart": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
     "clipped_by_stage_norms": (called("clip"), LAST_CHANGES, READS, STEP),
     "tied_weight_counted_twice": (LAST_CHANGES, READS),
