@@ -367,7 +367,7 @@ class Recorder:
         rows = rows_of(inputs)
         micro_batch.rows += rows
         micro_batch.forwards += 1
-        self._row_draws.train(len(self.steps), len(rows))
+        self._row_draws.train(len(self.steps), len(rows), inputs)
         numbers = self.loaders.trained(rows)
         micro_batch.passes += [number for number in numbers if number not in micro_batch.passes]
 
