@@ -76,7 +76,9 @@ def run(exhibit: Exhibit) -> Row:
     wrong, right = said(exhibit, "wrong"), said(exhibit, "right")
     caught = wrong.answer in CAUGHT
     named = caught and is_named(exhibit, wrong)
-    return Row(exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1), commit())
+    return Row(
+        exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1), commit()
+    )
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""Two linear layers that are divided over the ranks by hand, column by column and row by row, with DTensors as weights."""
+"""Two linear layers divided over the ranks by hand, by columns and by rows, with DTensors as weights."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Attention over a sequence of which each rank has a part: keys and values come from all ranks, their gradients go back."""
+"""Attention over a sequence of which each rank has a part: keys and values are gathered from all ranks."""
 
 import torch
 import torch.distributed as dist

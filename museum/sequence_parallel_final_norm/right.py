@@ -10,7 +10,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tensor",))
 torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 16))
+model = nn.Sequential(
+    nn.Embedding(16, 8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 16)
+)
 plan = {
     "0": RowwiseParallel(input_layouts=Replicate()),
     "1": ColwiseParallel(),

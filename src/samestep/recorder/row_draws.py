@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
 from samestep.recorder.random_numbers import DRAWS, SHARES, Randoms, digest, patch_draws, patch_shares, torch_state
