@@ -37,7 +37,7 @@ def make_meshes_of_one_rank() -> None:
 
 
 def leave_losses_whole() -> None:
-    """Makes `loss_parallel` do nothing: its kernels compute for pieces of the classes, and one process has all of them."""
+    """Makes `loss_parallel` do nothing: its kernels are for pieces of the classes, and one process has all of them."""
     loss: Any = importlib.import_module("torch.distributed.tensor.parallel.loss")
     for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops"):
         if hasattr(loss, name):
