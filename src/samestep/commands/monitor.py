@@ -27,7 +27,7 @@ from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE, RankUse
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
-from samestep.report.figures.rank_findings import findings
+from samestep.report.figures.rank_findings import extra_contexts, findings
 from samestep.report.terminal import Terminal
 from samestep.world import become_worker, nvidia
 from samestep.world.connections import make_private
@@ -158,6 +158,11 @@ def _watch(
             meter.look_if_due(ranks.running)
         if time.monotonic() - told_at > TELL_S:
             told_at = time.monotonic()
+            pids = {rank: pid for rank, (pid, _) in ranks.running.items()}
+            extra = extra_contexts(pids, sampler.contexts())
+            if extra and (extra.id, -1) not in told:
+                say(extra)
+                told.add((extra.id, -1))
             told |= _tell(meter.uses(), told)
         if end_hung and ranks.hang:
             say(message("hung_command_ended"))

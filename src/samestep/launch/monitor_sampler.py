@@ -53,6 +53,10 @@ class MonitorSampler:
         self._tree.use()
         return self._tree.pids()
 
+    def contexts(self) -> tuple[dict[int, int], ...]:
+        """Returns, for each GPU, pid -> the bytes of the processes that hold a context on it."""
+        return self._gpus.contexts()
+
     def sample_if_due(self) -> None:
         """Takes a sample, if it is time."""
         if not self.due_in():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.records.monitor import RankUse
-from samestep.report.figures.rank_findings import findings
+from samestep.report.figures.rank_findings import extra_contexts, findings
 
 HEALTHY = RankUse(
     rank=0,
@@ -57,3 +57,11 @@ def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     assert said(loads, replace(loads, rank=1)) == [("training_waits_for_its_loader", "workers_would_keep_up")]
     talks = replace(HEALTHY, compute_s=5.0)
     assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
+
+
+def test_a_context_on_gpu_0_is_extra_beside_one_on_another() -> None:
+    pids = {0: 10, 1: 11}
+    assert extra_contexts(pids, [{10: 5}, {11: 7}]) is None
+    assert extra_contexts({0: 10}, []) is None
+    found = extra_contexts(pids, [{10: 5, 11: 3}, {11: 7}])
+    assert found and found.id == "ranks_hold_a_context_on_gpu_0" and found.fields["ranks"] == [1]

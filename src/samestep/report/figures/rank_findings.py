@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from samestep.message import Message, message
 from samestep.records.monitor import RankUse
@@ -32,6 +32,18 @@ def findings(ranks: Sequence[RankUse], cores: float, *, on_gpus: bool = False) -
             yield message("ranks_mostly_communicate", share=min(map(_other_share, judged)), step_ms=1e3 * step)
     for rank in ranks:
         yield from _growth(rank)
+
+
+def extra_contexts(pids: Mapping[int, int], contexts: Sequence[Mapping[int, int]]) -> Message | None:
+    """Returns which ranks hold a context on GPU 0 beside that on their own GPU. pids: rank -> its pid. contexts: of
+    each GPU, pid -> bytes."""
+    elsewhere = {pid for held in contexts[1:] for pid in held}
+    extra = {
+        rank: contexts[0][pid] for rank, pid in pids.items() if contexts and pid in contexts[0] and pid in elsewhere
+    }
+    if not extra:
+        return None
+    return message("ranks_hold_a_context_on_gpu_0", ranks=sorted(extra), memory=size(max(extra.values())))
 
 
 def loader_bound(ranks: Sequence[RankUse], cores: float) -> Message | None:
