@@ -115,7 +115,7 @@ def step_ms(monitored: bool, steps: int) -> float:
     return float(re.findall(r"a step took (\S+) ms", done.stdout)[0])
 
 
-def cost(pairs: int, steps: int = 3000) -> dict[str, object]:
+def cost(pairs: int, steps: int = 1000) -> dict[str, object]:
     """Trains with and without the monitor in turn."""
     with_it, without = [], []
     for pair in range(pairs):
