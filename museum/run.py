@@ -37,7 +37,7 @@ from samestep.records.files import from_json  # noqa: E402
 from samestep.records.results import CompareResults  # noqa: E402
 from samestep.records.script import CheckResults, DiffResults, question_of  # noqa: E402
 
-RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
+RECORD = ROOT / "results" / "museum_2cpu_2026-11-27"
 CAUGHT = ("differs", "warning")
 STEPS_S = 240  # a command that takes longer is ended
 
@@ -58,7 +58,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Row:
-    """One exhibit, run both ways. alarm: whether the right version was said to differ."""
+    """One exhibit, run both ways. alarm: whether the right version was said to differ. code: the commit that ran it."""
 
     name: str
     wrong: Said
@@ -67,6 +67,7 @@ class Row:
     named: bool
     alarm: bool
     seconds: float
+    code: str
 
 
 def run(exhibit: Exhibit) -> Row:
@@ -75,7 +76,15 @@ def run(exhibit: Exhibit) -> Row:
     wrong, right = said(exhibit, "wrong"), said(exhibit, "right")
     caught = wrong.answer in CAUGHT
     named = caught and is_named(exhibit, wrong)
-    return Row(exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1))
+    return Row(
+        exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1), commit()
+    )
+
+
+def commit() -> str:
+    """Returns the commit of this code; with '+' where files differ from it."""
+    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT).stdout.strip()
 
 
 def is_named(exhibit: Exhibit, wrong: Said) -> bool:

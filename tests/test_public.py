@@ -40,7 +40,9 @@ def test_exports() -> None:
 
 def test_a_run_has_few_verbs() -> None:
     verbs = [name for name, _ in inspect.getmembers(Run, inspect.isfunction) if not name.startswith("_")]
-    assert " ".join(verbs) == "batches begin_averages closure loss mean_loss note_loss observations register release step"
+    assert (
+        " ".join(verbs) == "batches begin_averages closure loss mean_loss note_loss observations register release step"
+    )
 
 
 def test_commands() -> None:

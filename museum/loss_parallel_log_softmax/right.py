@@ -21,7 +21,7 @@ for _ in range(10):
     with loss_parallel():
         found = torch.log_softmax(logits, -1)
         loss = -(found * teacher).sum() / len(x)
-    loss.backward()
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 dist.destroy_process_group()

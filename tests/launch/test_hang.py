@@ -23,7 +23,7 @@ from samestep.launch import Machines, stacks, watchdog
 from samestep.launch.hang import explain
 from samestep.launch.hung_rank import Collective, HungProcess, HungRank, Recorded, recorded
 from samestep.launch.stacks import Frame
-from samestep.launch.watchdog import FIRST_S, LEAST_S, _Rank
+from samestep.launch.watchdog import FIRST_S, LEAST_S, Pace
 from samestep.message import Message, message
 from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Heartbeat, Pulse, file_of
 from samestep.world.imports import STANDARD
@@ -261,7 +261,7 @@ def test_a_thread_that_keeps_its_turn_in_the_first_step_is_not_waited_for_like_a
     timeout_s: float, first_took_s: float | None, ends_after_s: float, tmp_path: Path
 ) -> None:
     watching = watchdog.Watchdog(tmp_path, 2, Machines(timeout_s=timeout_s), None, as_threads=True)
-    first, second = _Rank(), _Rank()
+    first, second = Pace(), Pace()
     first.update(Pulse(1, FORWARD, 0, 0, {}), 0.0)
     if first_took_s is not None:
         first.update(Pulse(2, BACKWARD, 0, 0, {}), first_took_s)
@@ -279,7 +279,7 @@ def test_a_thread_that_keeps_its_turn_in_the_first_step_is_not_waited_for_like_a
 
 
 def test_the_limit_follows_the_pace_of_the_training() -> None:
-    slow = _Rank()
+    slow = Pace()
     slow.update(Pulse(1, BUILDING, NONE, 0, {}), 0.2)
     assert slow.limit_s(None) == math.inf  # it may read a large file
     assert (slow.limit_s(5.0), slow.limit_s(100.0)) == (120.0, 500.0)
@@ -293,7 +293,7 @@ def test_the_limit_follows_the_pace_of_the_training() -> None:
     assert slow.limit_s(5.0) == 5.0
     slow.update(Pulse(99, EVALUATION, NONE, 39, {}), 20.0)
     assert slow.limit_s(None) == 600.0
-    quick = _Rank()
+    quick = Pace()
     for taken in range(9):
         quick.update(Pulse(1 + taken, LOADING, taken, taken, {}), 0.2)
     assert quick.limit_s(None) == LEAST_S

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from samestep.recorder.random_numbers import Randoms
-from samestep.recorder.row_draws import drawn_twisters, generators, twisters
+from samestep.recorder.row_draws import RowDraws, drawn_twisters, generators, twisters
 
 
 @pytest.mark.parametrize(("drawn", "count"), [(0, 0), (2, 0), (8, 1), (700, 1), (3000, 1)])
@@ -80,3 +82,14 @@ def test_what_ranks_are_to_have_in_common_is_no_noise_of_theirs(
         draw(randoms)
     randoms.after(0, before)
     assert randoms.record.draws == ["" if first is None else states[first]]
+
+
+@pytest.mark.parametrize(("cut", "noted"), [(lambda x: x[:, :3], False), (lambda x: x, True), (lambda x: x + 1, True)])
+def test_a_piece_of_drawn_numbers_is_no_noise_of_its_rows(
+    tmp_path: Path, cut: Callable[[torch.Tensor], torch.Tensor], noted: bool
+) -> None:
+    draws = RowDraws(tmp_path, 0, Randoms())
+    draws.begin()
+    drawn = draws._draw(functools.partial(torch.randn, 4, 6))
+    draws.train(0, 4, ((cut(drawn),), {}))
+    assert bool(draws.beside[0]) == noted

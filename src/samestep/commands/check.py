@@ -28,6 +28,7 @@ from samestep.launch.command import command_for
 from samestep.message import Message, message
 from samestep.proof.script import judge, with_coefficients, with_replay, with_sites
 from samestep.proof.script.coefficients import one_process_decides
+from samestep.proof.script.pipelines import PipelineLayout
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
@@ -59,7 +60,9 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         plan, ranks, record = record_script(options, plan, command)
         sources = read_sources(files_of(ranks))
         results = with_coefficients(judge(plan, ranks, record, typed_command()), ranks, sources)
-        if keep and results.answer == "differs" and not one_process_decides(results.findings):
+        if PipelineLayout.of(ranks):
+            pass  # the ranks have played the chain of their stages, which is judged already
+        elif keep and results.answer == "differs" and not one_process_decides(results.findings):
             results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
             findings = replay(plan, ranks, record, lambda replay_folder: _run(options, replay_folder, 1))
@@ -172,11 +175,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
     """Returns a command whose ranks run the plan in a folder, each with the script that the command gives it."""
-    first = folder / "python"
-    first.mkdir()
-    shutil.copyfile(become_worker.__file__, first / "sitecustomize.py")
-    path = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {become_worker.PLAN: str(folder / PLAN), become_worker.FOLDER: str(first), "PYTHONPATH": path}
+    env = become_worker.install(folder, os.environ) | {become_worker.PLAN: str(folder / PLAN)}
     env |= {become_worker.LAUNCHERS: json.dumps(rank_variables(os.environ, nproc))}
     # Which launcher it is, is not known.
     return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))

@@ -401,13 +401,26 @@ class CheckOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorOptions(Options):
-    """The options of `samestep monitor`. out: the folder for its files. interval: seconds between two samples."""
+    """The options of `samestep monitor`. out: the folder for its files. interval: seconds between two samples. stall_s:
+    seconds without progress after which a hang is named; 0: never. end_hung: whether the command is ended then."""
 
     out: Annotated[Path | None, Option(help="A new folder for usage.csv; by default a dated one under runs/.")] = None
     interval: Annotated[
         float,
         Option(help="Seconds from one sample to the next; more where a sample would take 1 % of a core.", min=0.05),
     ] = 1.0
+    stall_s: Annotated[
+        float | None,
+        Option(
+            "--stall",
+            help="Seconds without progress after which the rank that hangs is named; 0: never. By default ten steps, "
+            "at least 60 s.",
+            min=0,
+        ),
+    ] = None
+    end_hung: Annotated[
+        bool, Option("--end-hung", help="End the command when it hangs, with exit code 1; else it is left running.")
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +20,17 @@ from samestep.commands.command_options import MonitorOptions
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.monitor_sampler import MonitorSampler
+from samestep.launch.monitored_ranks import MonitoredRanks
+from samestep.launch.rank_meter import RankMeter
 from samestep.message import message
 from samestep.records.files import replace_text
-from samestep.records.monitor import CSV, PAGE
+from samestep.records.monitor import CSV, PAGE, RankUse
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
+from samestep.report.figures.rank_findings import extra_contexts, findings
 from samestep.report.terminal import Terminal
+from samestep.world import become_worker, nvidia
+from samestep.world.connections import make_private
 from samestep.world.processes import COMMAND, dismiss, end_children, guard, this_command
 from samestep.world.resources import adopt_orphans, reap_orphans
 
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 WAITED = (*FORWARDED, signal.SIGCHLD)
+TELL_S = 60.0  # from one look for what is wrong with the ranks to the next
+END_S = 5.0  # for a command to end after SIGTERM
 LONGEST_S = 3600.0  # that the kernel is asked to wait; it refuses an endless time
 SI_USER = 0  # the greatest code of a signal that a process has sent; the terminal's have SI_KERNEL
 
@@ -50,13 +58,15 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
         )
     folder = _folder(options.out, words)
     adopt_orphans()
+    meter = RankMeter(folder / RANKS)
+    ranks = MonitoredRanks(make_private(folder / RANKS), options.stall_s)
     guarding = guard(this_command())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:
         sampler = MonitorSampler(folder, options.interval, without=guarding[:1])
-        process = _start(words, before)
+        process = _start(words, before, monitored(folder / RANKS))
         with LiveLine() as line:
-            _watch(process, sampler, line)
+            hung = _watch(process, sampler, ranks, meter, line, options.end_hung)
         left = len(sampler.living())
     except UserError:
         (folder / CSV).unlink()
@@ -70,7 +80,10 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     if left:
         say(message("processes_of_the_command_ended", processes=left))
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    _report(folder, sampler, words, code)
+    code = 1 if hung else code
+    if code and not hung and (failure := ranks.first_failure()):
+        say(failure)
+    _report(folder, sampler, words, code, meter.uses())
     return code
 
 
@@ -88,7 +101,20 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
     return folder
 
 
-def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.Popen[bytes]:
+RANKS = "ranks"  # the folder in which the command's ranks write, in that of its files
+
+
+def monitored(folder: Path) -> dict[str, str]:
+    """Returns the variables by which the ranks of a command write into a folder what they do."""
+    path = str(folder.absolute())
+    # As many collectives as flight_recorder.ENTRIES: torch records them from the start of the process group.
+    recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "256")}
+    return {become_worker.MONITOR: path} | recorder | become_worker.install(folder.absolute(), os.environ)
+
+
+def _start(
+    words: Sequence[str], mask: set[int | signal.Signals], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Starts the command as the shell would have: with this process's files, and the signals that it got."""
 
     def prepare() -> None:
@@ -97,7 +123,9 @@ def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
-        return subprocess.Popen(list(words), env=os.environ | {COMMAND: this_command()}, preexec_fn=prepare)
+        return subprocess.Popen(
+            list(words), env=os.environ | environment | {COMMAND: this_command()}, preexec_fn=prepare
+        )
     except OSError as error:
         raise UserError(
             f"{words[0]} cannot be executed ({error.strerror}); a script needs a first line as in "
@@ -105,29 +133,77 @@ def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.
         ) from None
 
 
-def _watch(process: subprocess.Popen[bytes], sampler: MonitorSampler, line: LiveLine) -> None:
-    """Samples until the command has ended. Signals that somebody sends to this process go to the command; those of the
-    terminal, as Ctrl-C, the command has got itself."""
+def _watch(
+    process: subprocess.Popen[bytes],
+    sampler: MonitorSampler,
+    ranks: MonitoredRanks,
+    meter: RankMeter,
+    line: LiveLine,
+    end_hung: bool,
+) -> bool:
+    """Samples until the command has ended, and says what is wrong with its ranks. Returns whether it was ended because
+    they hang. Signals that somebody sends to this process go to the command; those of the terminal, as Ctrl-C, the
+    command has got itself."""
     previous = sampler.samples[-1]
+    told, told_at = set[tuple[str, int]](), time.monotonic()
     while process.poll() is None:
         reap_orphans(process.pid)
-        arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), LONGEST_S))
+        arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), ranks.due_in(), LONGEST_S))
         if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER:
             with suppress(ProcessLookupError):
                 process.send_signal(arrived.si_signo)
+        for said in ranks.poll() if not ranks.due_in() else ():
+            say(said)
+        if not ranks.hang:
+            meter.look_if_due(ranks.running)
+        if time.monotonic() - told_at > TELL_S:
+            told_at = time.monotonic()
+            pids = {rank: pid for rank, (pid, _) in ranks.running.items()}
+            extra = extra_contexts(pids, sampler.contexts())
+            if extra and (extra.id, -1) not in told:
+                say(extra)
+                told.add((extra.id, -1))
+            told |= _tell(meter.uses(), told)
+        if end_hung and ranks.hang:
+            say(message("hung_command_ended"))
+            _end(process)
+            return True
         if not sampler.due_in():
             sample = sampler.sample()
             line.show(monitor_text.live(sample, previous))
             previous = sample
     reap_orphans(process.pid)
+    return False
 
 
-def _report(folder: Path, sampler: MonitorSampler, words: Sequence[str], code: int) -> None:
+def _tell(ranks: Sequence[RankUse], told: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Says what is wrong with the ranks, but for what has been told. Returns what was said: id and rank."""
+    said = set()
+    for finding in findings(ranks, os.cpu_count() or 1, on_gpus=bool(nvidia.count())):
+        key = finding.id, int(finding.fields.get("rank", -1))
+        if key not in told:
+            say(finding)
+            said.add(key)
+    return said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the command as a user would have; after a while, by force. What it leaves running is ended later."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _report(folder: Path, sampler: MonitorSampler, words: Sequence[str], code: int, ranks: list[RankUse]) -> None:
     """Writes usage.json and usage.html, and says what was used."""
     from samestep.report.monitor_page import monitor_page
 
     words = [os.fsencode(word).decode(errors="replace") for word in words]  # files of text take no other bytes
-    summary = sampler.close(redacted(words), code)
+    summary = sampler.close(redacted(words), code, ranks)
+    _tell(ranks, ())  # once more, over the whole training
     for sentence in monitor_text.sentences(summary):
         say(sentence)
     try:

@@ -65,7 +65,7 @@ def raise_if_failed(
             "launcher_left_ranks_without_a_record",
             signal=signal_name(-code) if code < 0 else None,
             code=code if code >= 0 else None,
-            why=_killed_for_memory(killed_for_memory) if killed_for_memory else None,
+            why=memory_limit_reached(killed_for_memory) if killed_for_memory else None,
             last_line=last_line,
             ranks=_ranks_without_record(record, size),
             folder=folder,
@@ -152,11 +152,11 @@ def _why_killed(record: Record, rank: int, name: str, killed_for_memory: int) ->
     if name != "SIGKILL":
         return message("rank_ended_by_signal", rank=rank, signal=name, log=log)
     if killed_for_memory:
-        return message("rank_killed_for_memory", rank=rank, why=_killed_for_memory(killed_for_memory), log=log)
+        return message("rank_killed_for_memory", rank=rank, why=memory_limit_reached(killed_for_memory), log=log)
     return message("rank_killed_by_somebody", rank=rank, log=log)
 
 
-def _killed_for_memory(processes: int) -> Message:
+def memory_limit_reached(processes: int) -> Message:
     limit = resources.memory_limit(around=False)
     limit_mib = round(limit / 2**20) if limit else None
     return message("killed_for_memory", processes=processes, limit_mib=limit_mib)

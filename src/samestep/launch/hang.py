@@ -12,6 +12,7 @@ from samestep.message import Message, message
 
 NAMED = 3  # ranks at fault whose lines are told
 
+NONE_ENDED: Mapping[int, int] = {}
 Waiting = Mapping[int, Collective]  # rank -> the collective that it waits in
 Fault = Literal["rank_is_stopped", "rank_has_not_entered_collective", "rank_has_done_nothing"]
 
@@ -24,8 +25,12 @@ class Hang:
     message: Message
 
 
-def explain(ranks: Sequence[HungRank], size: int) -> Hang:
-    """Returns the ranks that the others wait for. ranks: those of this machine that have not ended. size: all ranks."""
+def explain(ranks: Sequence[HungRank], size: int, ended: Mapping[int, int] = NONE_ENDED) -> Hang:
+    """Returns the ranks that the others wait for.
+
+    ranks: those of this machine that have not ended. size: all ranks. ended: those of this machine that have, with
+    their optimizer steps.
+    """
     stopped = [rank for rank in ranks if rank.at_work().is_stopped]
     waiting = {rank.rank: collective for rank in ranks if (collective := _waits_in(rank))}
     if stopped:
@@ -36,7 +41,7 @@ def explain(ranks: Sequence[HungRank], size: int) -> Hang:
     if rare := _in_rare_collectives(ranks, waiting):
         return _mismatch(rare, ranks, waiting)
     if waiting and len(waiting) == len(ranks):
-        return _elsewhere(ranks, waiting, size)
+        return _ended(ranks, waiting, ended) if ended else _elsewhere(ranks, waiting, size)
     return _at_fault("rank_has_done_nothing", _late(ranks, waiting), ranks, waiting)
 
 
@@ -135,6 +140,20 @@ def _mismatch(rare: Sequence[HungRank], ranks: Sequence[HungRank], waiting: Wait
 
 def _sizes(collective: Collective) -> list[str]:
     return [str(list(size)) for size in collective.sizes] or ["[]"]
+
+
+def _ended(ranks: Sequence[HungRank], waiting: Waiting, ended: Mapping[int, int]) -> Hang:
+    first = ranks[0]
+    said = message(
+        "ranks_wait_for_one_that_has_ended",
+        ended=sorted(ended),
+        steps=min(ended.values()),
+        ranks=[rank.rank for rank in ranks],
+        collective=str(waiting[first.rank]),
+        silent_s=first.silent_s,
+        place=first.place,
+    )
+    return Hang(tuple(sorted(ended)), said)
 
 
 def _elsewhere(ranks: Sequence[HungRank], waiting: Waiting, size: int) -> Hang:

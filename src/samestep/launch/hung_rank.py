@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ ACTIVITIES = (
     "rank_evaluates",
     "rank_writes_a_checkpoint",
     "rank_ends",
+    "rank_trains",
 )
 # Where a rank waits for others.
 WAITS_IN = ("/torch/distributed/", "/torch/testing/_internal/distributed/", "/horovod/", "/deepspeed/comm/")
@@ -50,7 +52,7 @@ class HungProcess:
 
     def frame(self) -> Frame | None:
         """Returns the line of the user's code that it is at, in the main thread or, while that waits, in another."""
-        return next(filter(None, map(users_frame, self.threads)), None)
+        return next(filter(None, map(users_frame, map(stacks.inside_worker, self.threads))), None)
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,19 @@ class HungRank:
             return self.process
         stopped = [worker for worker in self.workers if worker.is_stopped]
         busy = [worker for worker in self.workers if worker.frame()]
-        main = users_frame(self.process.threads[0]) if self.process.threads else None
-        if main is None and self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION):
+        if self._waits_for_worker and self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION):
             return next(iter(stopped + busy), self.process)
         return self.process
+
+    @property
+    def _waits_for_worker(self) -> bool:
+        """Whether its main thread is in no line of the user's; or in one that reads a loader of torch's."""
+        for frame in self.process.threads[0] if self.process.threads else ():
+            if frame.is_users:
+                return False
+            if frame.file.endswith(stacks.LOADER_FILE):
+                return True
+        return True
 
     @property
     def place(self) -> Message:
@@ -137,10 +148,13 @@ def pids(folder: Path) -> dict[int, int]:
     return {int(path.name.removeprefix("pid-rank")): int(path.read_text().partition("@")[0]) for path in files}
 
 
-def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) -> list[HungRank]:
+def collect(
+    folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float], number: int = signal.SIGUSR1
+) -> list[HungRank]:
     """Gets the ranks' collectives, then their stacks: the signal for a stack may wake a process that sleeps.
 
-    pulses, silent_s: of each rank. A rank that has ended meanwhile is left out.
+    pulses, silent_s: of each rank. number: the signal on which they write their stacks. A rank that has ended meanwhile
+    is left out.
     """
     pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and stacks.is_alive(pid)}
     children = {rank: _children(pid) for rank, pid in pid_of.items()}
@@ -153,7 +167,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
         rows = pulses[rank].row_of
         processes = []
         for pid in (pid_of[rank], *children[rank]):
-            text = stacks.ask([pid], folder / f"stack-rank{rank}.txt")
+            text = stacks.ask([pid], folder / f"stack-rank{rank}.txt", number)
             row = rows.get(pid, heartbeat.NONE)
             processes.append(HungProcess(pid, states[pid], text, row, stacks.parse(text)))
         hung.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
@@ -209,10 +223,12 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's recorder reports. last: group -> the number of the collective that it entered last."""
+    """What a rank's recorder reports. last: group -> the number of the collective that it entered last.
+    entered: (group, number) -> when it entered a recent collective, in ns since 1970."""
 
     last: dict[str, int]
     waiting: tuple[Collective, ...]
+    entered: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def first_waiting(self) -> Collective | None:
@@ -245,7 +261,8 @@ def recorded(text: str) -> Recorded:
     last: dict[str, int] = {}
     for collective in entered:
         last[collective.group] = max(collective.number, last.get(collective.group, 0))
-    return Recorded(last, tuple(collective for collective in entered if not collective.retired))
+    waiting = tuple(collective for collective in entered if not collective.retired)
+    return Recorded(last, waiting, {(each.group, each.number): each.created_ns for each in entered})
 
 
 def _post(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from samestep.message import message
 from samestep.records.files import write
-from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
+from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, RankUse, Sample, header, row, summary_of, thinned
 from samestep.world.nvidia import Gpus
 from samestep.world.regular_files import open_new
 from samestep.world.resources import ProcessTree, machine_use
@@ -53,6 +53,10 @@ class MonitorSampler:
         self._tree.use()
         return self._tree.pids()
 
+    def contexts(self) -> tuple[dict[int, int], ...]:
+        """Returns, for each GPU, pid -> the bytes of the processes that hold a context on it."""
+        return self._gpus.contexts()
+
     def sample_if_due(self) -> None:
         """Takes a sample, if it is time."""
         if not self.due_in():
@@ -85,7 +89,9 @@ class MonitorSampler:
         self._due = time.monotonic() + max(self.interval, cost / SHARE)
         return sample
 
-    def close(self, command: Sequence[str] = (), exit_code: int | None = None) -> MonitorSummary:
+    def close(
+        self, command: Sequence[str] = (), exit_code: int | None = None, ranks: Sequence[RankUse] = ()
+    ) -> MonitorSummary:
         """Takes a last sample, and writes usage.json. Returns what is in it."""
         self.sample()
         if self._file:
@@ -103,6 +109,7 @@ class MonitorSampler:
             command=tuple(command),
             exit_code=exit_code,
             started=started,
+            ranks=tuple(ranks),
         )
         with suppress(OSError):
             write(self.folder / SUMMARY, summary)

@@ -30,6 +30,7 @@ STATES = {
 }
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
+WORKER_FILE, LOADER_FILE = "/torch/utils/data/_utils/worker.py", "/torch/utils/data/dataloader.py"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
@@ -63,6 +64,14 @@ def parse(text: str) -> tuple[Stack, ...]:
     return tuple(tuple(stack) for stack in reversed(stacks))  # it writes the newest thread first
 
 
+def inside_worker(stack: Stack) -> Stack:
+    """Returns the part of a stack that is of a loader worker of torch's: a forked one has its parent's lines below."""
+    for index, frame in enumerate(stack):
+        if frame.function == "_worker_loop" and frame.file.endswith(WORKER_FILE):
+            return stack[:index]
+    return stack
+
+
 def users_frame(stack: Sequence[Frame]) -> Frame | None:
     """Returns the innermost line of the user's code; None where there is none."""
     return next((frame for frame in stack if frame.is_users), None)
@@ -81,18 +90,18 @@ def state_named(state: str) -> Message:
     return Message(STATES.get(state, "process_state_is_unknown"))
 
 
-def ask(pids: Sequence[int], file: Path) -> str:
+def ask(pids: Sequence[int], file: Path, number: int = signal.SIGUSR1) -> str:
     """Makes processes write their stacks into `file`, one after the other, and returns what they have written.
 
-    Only processes that handle the signal are asked; others it would end. A stopped one is woken for it.
+    number: the signal. Only processes that handle it are asked; others it would end. A stopped one is woken for it.
     """
-    return "\n".join(_ask(pid, file) for pid in pids if handles(pid, signal.SIGUSR1))
+    return "\n".join(_ask(pid, file, number) for pid in pids if handles(pid, number))
 
 
-def _ask(pid: int, file: Path) -> str:
+def _ask(pid: int, file: Path, number: int) -> str:
     before = _size(file)
     with suppress(OSError):
-        _signal_main_thread(pid)
+        _signal_main_thread(pid, number)
         if state_of(pid) in ("T", "t"):
             os.kill(pid, signal.SIGCONT)
     wait_until_written({file: before})
@@ -115,13 +124,13 @@ def wait_until_written(before: Mapping[Path, int]) -> None:
             latest, changed_at = now, time.monotonic()
 
 
-def _signal_main_thread(pid: int) -> None:
-    """Sends SIGUSR1 to the main thread. Another thread of a stopped process may take what is sent to the process, and
+def _signal_main_thread(pid: int, number: int) -> None:
+    """Sends a signal to the main thread. Another thread of a stopped process may take what is sent to the process, and
     the main thread, woken for it, would go on from its line meanwhile."""
     if LIBC is not None and hasattr(LIBC, "tgkill"):  # Linux
-        LIBC.tgkill(pid, pid, signal.SIGUSR1)
+        LIBC.tgkill(pid, pid, number)
     else:
-        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, number)
 
 
 def sizes(files: Iterable[Path]) -> Mapping[Path, int]:

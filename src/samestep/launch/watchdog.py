@@ -38,8 +38,8 @@ TIMEOUT_MARGIN_S = 4 * POLL_S  # the same, at least, and at most half of a short
 FILE = "hang.txt"
 
 
-class _Rank:
-    """The heartbeat of one rank over time."""
+class Pace:
+    """The heartbeat of one rank over time: how long it has done nothing, and how long it may."""
 
     def __init__(self) -> None:
         self.pulse = Pulse(0, STARTING, heartbeat.NONE, 0, {})
@@ -76,7 +76,7 @@ class _Rank:
         activity = self.pulse.activity
         if activity == BUILDING and stall_s is None:
             return math.inf  # it may read a large file: it is told of, and ended at the deadline
-        if activity in (BUILDING, ENDING) or (is_step(activity) and not self.pulse.taken):
+        if activity in (STARTING, BUILDING, ENDING) or (is_step(activity) and not self.pulse.taken):
             return FIRST_S if stall_s is None else max(FIRST_LEAST_S, FIRST_FACTOR * stall_s)
         if stall_s is not None:
             return stall_s
@@ -87,7 +87,7 @@ class _Rank:
 
 def is_step(activity: int) -> bool:
     """Whether an activity is a part of a step."""
-    return activity in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD)
+    return activity in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.TRAINING)
 
 
 class Watchdog:
@@ -99,7 +99,7 @@ class Watchdog:
     ) -> None:
         self._as_threads = as_threads
         self._folder, self._size, self._machines, self._stall_s = folder, size, machines, stall_s
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, Pace] = {}
         self._polled_at = self._asked_at = time.monotonic()
         self._tell_s = TELL_S  # of silence, until it is told what is still being built
 
@@ -124,17 +124,17 @@ class Watchdog:
         elif self._is_near_timeout(ranks, now):
             self._fail(ranks, surely=False)
 
-    def _update(self, passed_s: float) -> dict[int, _Rank]:
+    def _update(self, passed_s: float) -> dict[int, Pace]:
         """Reads the heartbeats. Returns the ranks that have not ended."""
         running = {}
         for rank in pids(self._folder):
             if (self._folder / f"rank{rank}.json").exists() or (self._folder / f"error-rank{rank}.json").exists():
                 continue
-            running[rank] = self._ranks.setdefault(rank, _Rank())
+            running[rank] = self._ranks.setdefault(rank, Pace())
             running[rank].update(heartbeat.read(heartbeat.file_of(self._folder, rank)), passed_s)
         return running
 
-    def _tell(self, ranks: Mapping[int, _Rank]) -> None:
+    def _tell(self, ranks: Mapping[int, Pace]) -> None:
         """Says at which line a rank is that builds the job for long."""
         for number, rank in ranks.items():
             if rank.pulse.activity == BUILDING and rank.silent_s > self._tell_s:
@@ -143,7 +143,7 @@ class Watchdog:
                 say(message("rank_builds_for_long", rank=number, silent_s=rank.silent_s, place=place))
                 return
 
-    def _keeps_its_turn(self, ranks: Mapping[int, _Rank]) -> bool:
+    def _keeps_its_turn(self, ranks: Mapping[int, Pace]) -> bool:
         """Whether the thread whose turn it is lets the others wait as long as no collective would, or, in a step, for
         far longer than another one took for the same. That thread has beaten last."""
         running = min(ranks.values(), key=lambda rank: rank.silent_s)
@@ -162,7 +162,7 @@ class Watchdog:
         timeout_s = self._machines.timeout_s
         return timeout_s - min(max(TIMEOUT_MARGIN * timeout_s, TIMEOUT_MARGIN_S), timeout_s / 2)
 
-    def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
+    def _is_near_timeout(self, ranks: Mapping[int, Pace], now: float) -> bool:
         """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""
         near_s = self._near_timeout_s
         silent = [number for number, rank in ranks.items() if rank.silent_s > 0.9 * near_s]
@@ -173,7 +173,7 @@ class Watchdog:
         collectives = (recorded.first_waiting for recorded in answers if recorded)
         return any(entered and time.time() - entered.created_ns / 1e9 > near_s for entered in collectives)
 
-    def _fail(self, ranks: Mapping[int, _Rank], *, surely: bool) -> None:
+    def _fail(self, ranks: Mapping[int, Pace], *, surely: bool) -> None:
         """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""
         late_s = min(rank.silent_s - rank.limit_s(self._stall_s) for rank in ranks.values())
         if not surely or len(ranks) < self._size or self._machines.nnodes > 1:
@@ -188,7 +188,7 @@ class Watchdog:
         hang = explain(hung, max(self._size * self._machines.nnodes, len(hung)))
         raise TrainingFailed(message("training_hangs", hang=hang.message, file=self._write(hang.message, hung)))
 
-    def _all_wait(self, ranks: Mapping[int, _Rank], silence_waits: bool) -> bool:
+    def _all_wait(self, ranks: Mapping[int, Pace], silence_waits: bool) -> bool:
         """Whether each rank of this machine waits in the same collective, for one on another machine.
 
         silence_waits: so does one that does not answer.

@@ -36,6 +36,14 @@ def make_meshes_of_one_rank() -> None:
     kind.__init__ = new_make  # type: ignore[method-assign]
 
 
+def leave_losses_whole() -> None:
+    """Makes `loss_parallel` do nothing: its kernels are for pieces of the classes, and one process has all of them."""
+    loss: Any = importlib.import_module("torch.distributed.tensor.parallel.loss")
+    for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops"):
+        if hasattr(loss, name):
+            setattr(loss, name, lambda: None)
+
+
 def tell_ranks(number: int) -> None:
     """Tells the script that there are so many ranks, where it cannot run as one: as one that divides them by the size
     of its tensor-parallel group. torch knows that there is one."""

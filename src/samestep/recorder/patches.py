@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +25,30 @@ GATHERS = ("all_gather", "all_gather_into_tensor")
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
 
+class Recording:
+    """Whether this process's forwards and backward passes are those of the script. is_paused: of what is played."""
+
+    is_paused = False
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Runs a block whose forwards and backward passes are not recorded."""
+    Recording.is_paused = True
+    try:
+        yield
+    finally:
+        Recording.is_paused = False
+
+
 def patch_forwards(around: Around) -> None:
     """Calls around(call, module, args, kwargs) for each forward of an outermost module, instead of it."""
     call, inside = nn.Module.__call__, threading.local()  # of its own: another patch may lie around this one
 
     @functools.wraps(call)
     def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or getattr(inside, "forward", False) or in_backward() or in_transform():
+        is_inside = getattr(inside, "forward", False) or in_backward() or in_transform()
+        if is_inside or Recording.is_paused or torch.compiler.is_compiling():
             return call(self, *args, **kwargs)
         inside.forward = True
         try:
@@ -85,6 +103,8 @@ def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> 
 
     @functools.wraps(backward)
     def new_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if Recording.is_paused:
+            return backward(tensors, *args, **kwargs)
         before(tensors)
         try:
             backward(tensors, *args, **kwargs)

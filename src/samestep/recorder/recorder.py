@@ -26,6 +26,7 @@ from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, scalar_of, terms
 from samestep.recorder.parameters import Parameters
+from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.settings import schedule_record, settings_of
@@ -199,6 +200,9 @@ class Recorder:
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
+        self.pipelines = Pipelines(
+            self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
+        )
         self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at, self._row_draws.begin)
         self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
@@ -219,6 +223,7 @@ class Recorder:
         patches.patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
         self._sites.attach()
+        self.pipelines.attach()
         patch_copies(self._untrained.copies)
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -273,6 +278,7 @@ class Recorder:
             pieces=self.parameters.pieces.by_name,
             divides_inputs=self.parameters.pieces.divides_inputs,
             reduces_in_forward=self._reduces_in_forward,
+            stages=self.pipelines.records(),
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -361,7 +367,7 @@ class Recorder:
         rows = rows_of(inputs)
         micro_batch.rows += rows
         micro_batch.forwards += 1
-        self._row_draws.train(len(self.steps), len(rows))
+        self._row_draws.train(len(self.steps), len(rows), inputs)
         numbers = self.loaders.trained(rows)
         micro_batch.passes += [number for number in numbers if number not in micro_batch.passes]
 

@@ -27,7 +27,7 @@ from samestep.recorder.batches import (
     order_of_values,
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
-from samestep.recorder.one_rank import make_meshes_of_one_rank, tell_ranks
+from samestep.recorder.one_rank import leave_losses_whole, make_meshes_of_one_rank, tell_ranks
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
@@ -106,6 +106,7 @@ class ReplayPlayer:
         if why := self.why_not():
             self.stop(why)
         make_meshes_of_one_rank()
+        leave_losses_whole()
         if self.told_ranks > 1:
             tell_ranks(self.told_ranks)
         self._recorder.on_restart = self._forget

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
@@ -48,7 +49,7 @@ class RowDraws:
         self._folder, self._rank, self._in_model = folder, rank, in_model
         self._fetched: dict[tuple[int, int], list[str]] = {}  # (id of the dataset, worker) -> states
         self._begun, self._inside = False, False  # whether a batch was read; whether a model or a dataset draws
-        self._draws: list[tuple[torch.Size, str]] = []  # (shape, the state before) since the latest batch or forward
+        self._draws: list[tuple[Tensor, str]] = []  # (numbers, the state before) since the latest batch or forward
         self._streams: dict[int, list[str]] | None = None  # of the batch that is noted: generator -> states
         self._at_read: list[Twister] = []
 
@@ -63,9 +64,14 @@ class RowDraws:
         """Is called after each batch of a loader is read."""
         self._begun, self._draws, self._at_read = True, [], twisters()
 
-    def train(self, step: int, rows: int) -> None:
-        """Is called before each training forward, of so many rows."""
-        states = [state for shape, state in self._draws if shape[0] == rows > 1]
+    def train(self, step: int, rows: int, inputs: Any = ()) -> None:
+        """Is called before each training forward, of so many rows. inputs: what the model is given."""
+        given = [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
+        states = [
+            state
+            for numbers, state in self._draws
+            if len(numbers) == rows > 1 and not any(_is_piece(value, numbers) for value in given)
+        ]
         states += drawn_twisters(self._at_read, max(rows, FEW_WORDS))
         self.beside += [""] * (step + 1 - len(self.beside))
         self.beside[step] = self.beside[step] or next(iter(states), "")
@@ -98,12 +104,12 @@ class RowDraws:
         if self._streams is not None:
             self._streams.setdefault(id(generator), []).append(state)
         elif numbers.dim():
-            self._draws.append((numbers.shape, state))
+            self._draws.append((numbers, state))
         return numbers
 
     def _share(self, tensor: Tensor) -> None:
         self._in_model.share(tensor)
-        self._draws = [(shape, state) for shape, state in self._draws if shape != tensor.shape]
+        self._draws = [(numbers, state) for numbers, state in self._draws if numbers.shape != tensor.shape]
 
     def _patch_fetch(self, kind: Any) -> None:
         fetch = kind.fetch
@@ -150,6 +156,13 @@ class RowDraws:
             with contextlib.suppress(OSError):  # a full disk is no failure of the user's dataset
                 part.write_text(json.dumps(states))
                 part.replace(path)
+
+
+def _is_piece(given: Tensor, numbers: Tensor) -> bool:
+    """Whether what a model is given is cut out of drawn numbers: a rank's part of a sequence, which all ranks draw."""
+    if given.layout != torch.strided or numbers.layout != torch.strided or given.numel() >= numbers.numel():
+        return False
+    return given.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
 
 
 # Generators

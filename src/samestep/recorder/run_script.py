@@ -17,6 +17,7 @@ from typing import NoReturn
 from samestep.errors import TrainingFailed, UserError
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
+from samestep.recorder.chain import play_chain
 from samestep.recorder.evaluations import ENTRIES
 from samestep.recorder.own_ranks import patch_own_ranks
 from samestep.recorder.random_numbers import seed_anew
@@ -49,9 +50,14 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         with naming_full_disks():
             if saver:
                 saver.write()
+                write_stages()
             if played:
                 write(folder / REPLAYED, played.result())
         leave(script_record)
+
+    def write_stages() -> None:
+        recorder.pipelines.write()
+        play_chain(recorder.pipelines, folder, record.world)
 
     def leave(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():
@@ -91,6 +97,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         raise TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp())) from error
     if saver:
         saver.write()
+        write_stages()
     if played:
         write(folder / REPLAYED, played.result())
     leave(recorder.record("itself"))

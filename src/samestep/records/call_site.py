@@ -26,6 +26,9 @@ Call = Literal[
     "collective",
     "save",
     "seed",
+    "pipeline stage",
+    "pipeline schedule",
+    "pipeline step",
 ]
 
 

@@ -137,6 +137,35 @@ class GpuSummary:
 
 
 @dataclass(frozen=True)
+class RankUse:
+    """What one rank of the command did with its time, from its first steps on.
+
+    seconds, steps: that were looked at. loading_s: of these, waiting for a batch. compute_s: the thread that trains was
+    on a processor, loading left out; queue_s: it waited for one. late_share: of the time, that other ranks have waited
+    for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
+    fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its children's, each page
+    divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
+    """
+
+    rank: int
+    steps: int
+    seconds: float
+    loading_s: float
+    compute_s: float
+    queue_s: float
+    late_share: float | None
+    fetches: int
+    fetch_s: float
+    fetch_cpu_s: float
+    workers: int
+    prefetch: int
+    first_memory: int
+    memory: int
+    workers_first_memory: int
+    workers_memory: int
+
+
+@dataclass(frozen=True)
 class MonitorSummary:
     """What a command used in all, as usage.json has it.
 
@@ -144,7 +173,7 @@ class MonitorSummary:
     cores: the mean number of processors at work for its processes. cpu_s, read, written: in all. memory: the greatest
     sum of resident sets that was seen. machine_cores: as cores, of all processes of the machine. machine_memory: the
     greatest. received, sent, local: bytes of the whole machine in that time. monitor_cores: what watching cost.
-    notes: what could not be seen.
+    notes: what could not be seen. ranks: of a training, what each did.
     """
 
     seconds: float
@@ -167,6 +196,7 @@ class MonitorSummary:
     command: tuple[str, ...] = ()
     exit_code: int | None = None
     started: str = field(default="")
+    ranks: tuple[RankUse, ...] = ()
 
 
 def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[Message] = ()) -> MonitorSummary:

@@ -258,6 +258,20 @@ class PieceRecord:
     data: int = 0
 
 
+@dataclass(frozen=True)
+class StageRecord:
+    """A stage of a pipeline that a rank holds. index: its number, of so many stages. micro_batches: of its schedule, of
+    this class. ranks: of the pipeline's group. model: digests of the whole model that the stage is cut out of, where
+    the rank has it when it makes the stage."""
+
+    index: int
+    stages: int
+    micro_batches: int
+    schedule: str
+    ranks: list[int]
+    model: Mapping[str, int] = field(default_factory=dict)
+
+
 # What happens beside them
 
 
@@ -374,7 +388,8 @@ class ScriptRecord:
     a copy of trained weights -> how far it has moved, as a share of how far these have. meshes, pieces: of a model that
     is divided otherwise than by FSDP over all ranks: of its parameters, and of the arrays LOCAL (without a number),
     UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
-    reduces_in_forward: whether the script has called all_reduce in a training forward.
+    reduces_in_forward: whether the script has called all_reduce in a training forward. stages: that the rank holds of
+    a pipeline of torch.distributed.pipelining.
     """
 
     rank: int
@@ -406,6 +421,7 @@ class ScriptRecord:
     pieces: Mapping[str, PieceRecord] = field(default_factory=dict)
     divides_inputs: bool = False
     reduces_in_forward: bool = False
+    stages: list[StageRecord] = field(default_factory=list)
 
 
 # The replay in one process

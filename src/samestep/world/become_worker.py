@@ -1,20 +1,27 @@
-"""Turns the ranks of a user's command into workers.
+"""Turns the ranks of a user's command into workers, or has them monitored.
 
-`samestep check -- COMMAND` copies this file as sitecustomize.py into a folder on PYTHONPATH, so that it runs first in
-each Python that the command starts. One that a launcher has started as a rank, and that runs a script, goes on as a
-worker. The copy runs in the user's Python: until it starts the worker, it imports
-only the standard library.
+`samestep check -- COMMAND` and `samestep monitor -- COMMAND` copy this file as sitecustomize.py into a folder on
+PYTHONPATH, so that it runs first in each Python that the command starts. For check, one that a launcher has started as
+a rank, and that runs a script, goes on as a worker. For monitor, each goes on as it is, and is monitored once it has
+imported torch. The copy runs in the user's Python: until it starts the worker, or torch is imported, it imports only
+the standard library.
 """
 
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 # Environment variables. FOLDER: the copy's. SCRIPT: set in a worker; the words after `python`, as JSON.
 PLAN, FOLDER, SCRIPT = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_PYTHONPATH", "SAMESTEP_CHECK_SCRIPT"
+MONITOR = "SAMESTEP_MONITOR"  # the folder in which monitored ranks write
+MONITORED_RANK = "samestep.recorder.monitored_rank"  # by name, as samestep.worker: both are the child's
 # The launchers whose ranks these may be, as JSON: [the names of their rank variables, the values of these and of others
 # in the command's own environment, the fewest ranks], the innermost launcher first.
 LAUNCHERS = "SAMESTEP_CHECK_LAUNCHERS"
@@ -33,6 +40,45 @@ def become_worker() -> None:
         from samestep.world.imports import module_arguments  # of the samestep that runs the worker
 
         os.execv(sys.executable, [sys.executable, *module_arguments("samestep.worker"), os.environ[PLAN]])
+
+
+def install(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Copies this file below a folder. Returns the variables by which each Python of a command runs it first."""
+    first = folder / "python"
+    first.mkdir()
+    shutil.copyfile(__file__, first / "sitecustomize.py")
+    path = os.pathsep.join([str(first), *filter(None, [environment.get("PYTHONPATH")])])
+    return {FOLDER: str(first), "PYTHONPATH": path}
+
+
+class AfterTorch:
+    """Attaches the monitor to this process once it has imported torch. A finder, the first on sys.meta_path."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Finds torch as the other finders do, and has it followed by the monitor."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_attach(module: ModuleType) -> None:
+                execute(module)
+                attach_monitor()
+
+            spec.loader.exec_module = execute_and_attach  # type: ignore[method-assign]
+        return spec
+
+
+def attach_monitor() -> None:
+    """Attaches the monitor. The training goes on as it is where that fails, as with another version of torch."""
+    folder = Path(os.environ[MONITOR])
+    try:
+        importlib.import_module(MONITORED_RANK).attach(folder)
+        (folder / f"monitored-{os.getpid()}").touch()
+    except Exception as error:
+        print(f"samestep monitor: this process is not monitored ({type(error).__name__}: {error})", file=sys.stderr)
 
 
 def rank_variables(environment: Mapping[str, str]) -> list[str]:
@@ -71,4 +117,6 @@ def import_next() -> None:
 
 if __name__ == "sitecustomize":
     become_worker()
+    if MONITOR in os.environ and importlib.util.find_spec("samestep") and "samestep.worker" not in sys.orig_argv:
+        sys.meta_path.insert(0, AfterTorch())
     import_next()

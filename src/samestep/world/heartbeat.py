@@ -1,6 +1,6 @@
 """The heartbeat: each rank writes what it is doing into a small file that it has mapped; the parent reads the file.
 
-A write costs tens of nanoseconds and no system call, so it is part of every step. The file holds 64 slots of eight
+A write costs tens of nanoseconds and no system call, so it is part of every step. The file holds 64 slots of sixteen
 64-bit numbers. Slot 0 is the rank's; the others are its loader workers', who inherit the mapping.
 """
 
@@ -11,13 +11,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BEATS, ACTIVITY, STEP, ROW, PID, TAKEN = range(6)  # the numbers of a slot
-CELLS, SLOTS = 8, 64
+# The numbers of a slot. From WORLD on they are written by the ranks of a script alone: see Clocks.
+BEATS, ACTIVITY, STEP, ROW, PID, TAKEN, WORLD, THREAD, WORKERS, PREFETCH = range(10)
+LOADING_NS, LOADING_CPU_NS, FETCH_NS, FETCH_CPU_NS, FETCHES = range(10, 15)
+CELLS, SLOTS = 16, 64
 SIZE = 8 * CELLS * SLOTS
 NONE = -1  # no step, no row
 
 # The activities, plain integers because they are written at every step; in the order in which a step goes through them.
-STARTING, BUILDING, LOADING, FORWARD, BACKWARD, EVALUATION, CHECKPOINT, ENDING = range(8)
+# TRAINING: of a script, whose forward and backward are not told apart.
+STARTING, BUILDING, LOADING, FORWARD, BACKWARD, EVALUATION, CHECKPOINT, ENDING, TRAINING = range(9)
 
 
 class Heartbeat:
@@ -40,16 +43,41 @@ class Heartbeat:
         self._cells[TAKEN] = 0
         self.begin(BUILDING)
 
-    def step(self, done: int) -> None:
-        """Notes the end of a step. The activity until the next batch counts as its backward's."""
+    def step(self, done: int, activity: int = BACKWARD) -> None:
+        """Notes the end of a step. activity: until the next batch; it counts as the backward's."""
         self._cells[TAKEN] += 1
-        self.begin(BACKWARD, done)
+        self.begin(activity, done)
 
     def row(self, index: int) -> None:
         """Notes that a row of the dataset is being read; NONE: it has been read."""
         cells = self._cells
         cells[ROW] = index
         cells[BEATS] += 1
+
+    def describe(self, world: int, thread: int) -> None:
+        """Notes how many ranks there are, and the thread that trains, by the kernel's number."""
+        self._cells[WORLD] = world
+        self._cells[THREAD] = thread
+
+    def loaded(self, ns: int, cpu_ns: int, workers: int, prefetch: int) -> None:
+        """Notes that the thread that trains has waited for a batch. cpu_ns: of these, on a processor."""
+        cells = self._cells
+        cells[LOADING_NS] += ns
+        cells[LOADING_CPU_NS] += cpu_ns
+        cells[WORKERS] = workers
+        cells[PREFETCH] = prefetch
+
+    def fetched(self, ns: int, cpu_ns: int) -> None:
+        """Notes that this process has loaded a batch. cpu_ns: of these, on a processor."""
+        cells = self._cells
+        cells[FETCH_NS] += ns
+        cells[FETCH_CPU_NS] += cpu_ns
+        cells[FETCHES] += 1
+        cells[BEATS] += 1
+
+    def leave(self) -> None:
+        """Writes to memory that nobody reads from now on. Call it in a forked process; is_worker may follow."""
+        self._cells = memoryview(bytearray(8 * CELLS)).cast("q")
 
     def open(self, path: Path) -> None:
         """Writes into the file `path` from now on. A full disk leaves this process without a heartbeat."""
@@ -80,6 +108,26 @@ heartbeat = Heartbeat()  # this process's
 
 
 @dataclass(frozen=True)
+class Clocks:
+    """What a rank of a script has taken so far, where it is monitored; 0 where it is not.
+
+    world: how many ranks there are. thread: that trains, by the kernel's number. workers, prefetch: of the loader that
+    it reads. loading_ns: that it has waited for batches; loading_cpu_ns: of these, on a processor. fetch_ns, and
+    fetch_cpu_ns: that it or its loader workers took to load `fetches` batches.
+    """
+
+    world: int = 0
+    thread: int = 0
+    workers: int = 0
+    prefetch: int = 0
+    loading_ns: int = 0
+    loading_cpu_ns: int = 0
+    fetch_ns: int = 0
+    fetch_cpu_ns: int = 0
+    fetches: int = 0
+
+
+@dataclass(frozen=True)
 class Pulse:
     """What a rank last wrote. beats: of it and its loader workers; it changes while any of them is at work.
 
@@ -91,6 +139,7 @@ class Pulse:
     step: int
     taken: int
     row_of: dict[int, int]
+    clocks: Clocks = Clocks()
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -109,4 +158,7 @@ def read(path: Path) -> Pulse | None:
     cells = memoryview(content).cast("q").tolist()
     slots = [cells[first : first + CELLS] for first in range(0, len(cells), CELLS)]
     rows = {slot[PID]: slot[ROW] for slot in slots if slot[PID] and slot[ROW] != NONE}
-    return Pulse(sum(slot[BEATS] for slot in slots), slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows)
+    sums = (sum(slot[cell] for slot in slots) for cell in (FETCH_NS, FETCH_CPU_NS, FETCHES))
+    clocks = Clocks(*slots[0][WORLD:FETCH_NS], *sums)
+    beats = sum(slot[BEATS] for slot in slots)
+    return Pulse(beats, slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows, clocks)

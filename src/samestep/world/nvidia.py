@@ -111,6 +111,16 @@ class Gpus:
         """Asks each GPU. pids: the processes whose memory is `own_memory`."""
         return tuple(self._measure(handle, pids) for handle in self._handles)
 
+    def contexts(self) -> tuple[dict[int, int], ...]:
+        """Returns, for each GPU, pid -> the bytes of the processes that hold a context on it."""
+        nvml = self._nvml
+
+        def holders(handle: Any) -> dict[int, int]:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return {int(process.pid): int(process.usedGpuMemory or 0) for process in running}
+
+        return tuple(query(lambda handle=handle: holders(handle), {}) for handle in self._handles)  # type: ignore[misc]
+
     def _measure(self, handle: Any, pids: Collection[int]) -> GpuUse:
         nvml = self._nvml
         sensor = nvml.NVML_TEMPERATURE_GPU

@@ -30,6 +30,8 @@ from samestep.message import Message
 COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
 # Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+# On which a rank of a script that is not ours writes its stacks. SIGUSR1 is the script's own: Slurm may send it.
+STACKS = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 CHILD_S = 1.0  # how long a child has to end after a signal
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 

@@ -69,8 +69,25 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--by-hand --optimizer AdamW",
     ),
     "hybrid_shards": ("", "--clip 0.1", "--dropout 0.1", "--clip 0.1 --optimizer AdamW"),
+    "pipeline": (
+        "",
+        "--schedule GPipe",
+        "--schedule Interleaved1F1B --tied",
+        "--schedule LoopedBFS",
+        "--schedule InterleavedZeroBubble",
+        "--schedule ZBVZeroBubble --clip 0.3",
+        "--schedule DualPipeV",
+        "--schedule ZBVZeroBubble --tied --clip 0.3",
+        "--schedule InterleavedZeroBubble --dropout 0.1",
+        "--tied",
+        "--clip 0.3",
+        "--tied --clip 0.3",
+        "--dropout 0.1 --micro 2",
+        "--optimizer AdamW",
+    ),
+    "pipeline_replicas": ("", "--ddp", "--gpipe", "--clip 0.1", "--ddp --optimizer AdamW"),
 }
-RANKS = {"fsdp_tensor": 4, "hybrid_shards": 4}  # where two do not show the layout
+RANKS = {"pipeline_replicas": 4, "fsdp_tensor": 4, "hybrid_shards": 4}  # where two do not show the layout
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
 STARTS_RANKS_ITSELF = ("processes", "spawned")

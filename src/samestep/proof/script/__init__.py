@@ -16,6 +16,7 @@ from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
+from samestep.proof.script.pipelines import PipelineLayout, pipeline_findings, ranks_of_stages
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.replicas import of_layout, with_replicas, within_replicas
 from samestep.proof.script.rows import order, rows
@@ -65,7 +66,11 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     findings = [step_counts(plan, ranks)]
     if steps:
         layout, stages = Layout.of(ranks), pipeline_stages(ranks)
-        if layout:
+        pipeline = PipelineLayout.of(ranks)
+        if pipeline:
+            held = [[*ranks]] if pipeline.missing else ranks_of_stages(ranks, pipeline)
+            findings += pipeline_findings(ranks, record, pipeline, lambda: _stage_findings(held, record))
+        elif layout:
             findings += _divided_findings(ranks, layout, record)
         elif len(stages) > 1:
             findings += _stage_findings(stages, record)
@@ -153,7 +158,9 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
 
 def _notes(ranks: Ranks) -> list[Message]:
     layout = Layout.of(ranks)
+    pipeline = PipelineLayout.of(ranks)
     notes: list[Message] = [layout.described()] if layout else []
+    notes += [pipeline.described(ranks)] if pipeline else []
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)
@@ -218,7 +225,8 @@ def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
     findings = []
     for question in dict.fromkeys(question for of_stage in answers for question in of_stage):
         asked = with_loss if with_loss and question in OF_THE_LOSS else range(len(stages))
-        of_stages = {number: answers[number][question] for number in asked if question in answers[number]}
+        answered = [number for number in range(len(stages)) if question in answers[number]]
+        of_stages = {n: answers[n][question] for n in [n for n in asked if n in answered] or answered}
         finding = _together(question, of_stages)
         if question == "gradient" and finding.answer == "right":
             finding = _scaled_apart(stages, record) or finding

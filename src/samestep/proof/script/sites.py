@@ -198,6 +198,8 @@ PARTING = (
     BACKWARD,
 )
 UPDATES = calling(OF_WEIGHTS)
+LAST_CHANGES = written(lambda source: source.changes_of_gradients()[::-1])
+STAGE, SCHEDULE, PIPELINE_STEP = called("pipeline stage"), called("pipeline schedule"), called("pipeline step")
 DIVIDES = written(lambda source: [*source.calls("parallelize_module"), *source.calls("fully_shard")])
 AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(UPDATES), OF_WEIGHTS, UPDATES, around(OF_WEIGHTS))
 EVALUATION = (
@@ -334,6 +336,23 @@ LINES: Mapping[str, Sequence[Place]] = {
     "whole_gradients_added_up": (REDUCTION, OF_GRADIENTS, STEP),
     "reduced_along_some_axes": (DIVIDES, REDUCTION, OF_GRADIENTS),
     "replica_is_no_one_process": (*OF_RANKS, DIVIDES, called("collective"), *LOSS[3:]),
+    "stage_not_reduced_over_replicas": (REDUCTION, called("wrapper"), OF_GRADIENTS, STAGE, SCHEDULE, PIPELINE_STEP),
+    "gradients_added_over_stages": (REDUCTION, OF_GRADIENTS, called("wrapper")),
+    "micro_batches_left_out": (called("zero_grad"), OF_GRADIENTS, PIPELINE_STEP),
+    "tied_copies_not_summed": (REDUCTION, OF_GRADIENTS, PIPELINE_STEP, STEP),
+    "stage_gradient_unexplained": (OF_GRADIENTS, REDUCTION, PIPELINE_STEP),
+    "micro_batches_never_divided": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
+    "micro_batches_divided_twice": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
+    "stages_summed_over_replicas": (REDUCTION, OF_GRADIENTS),
+    "stages_divided_by_replicas_again": (OF_GRADIENTS, REDUCTION, SCHEDULE),
+    "stages_scale_gradients_apart": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
+    "clipped_by_stage_norms": (called("clip"), LAST_CHANGES, READS, STEP),
+    "tied_weight_counted_twice": (LAST_CHANGES, READS),
+    "stages_step_at_other_rates": (flowing(called("optimizer"), RANK), called("optimizer"), RATE_WRITES),
+    "stages_have_other_settings": (called("optimizer"),),
+    "stages_begin_alike": (SEEDS, STAGE, parameter),
+    "stages_of_other_models": (SEEDS, parameter, STAGE),
+    "stages_read_other_rows": SHARING,
     "collectives_in_another_order": (around(called("collective")), *PARTING),
 }
 QUESTIONS: Mapping[Question, Sequence[Place]] = {

@@ -23,7 +23,8 @@ class Waiting:
     step_s: seconds of a step, waiting included. wait_s: those of them spent waiting for data. fetch_s: seconds that one
     process took to load the step's rows; fetch_cpu_s: those of them on a processor, None: all. rows: of a step, on all
     ranks. workers: loader processes per rank; 0: the training process loads. prefetch: batches that each loads ahead.
-    cores: of the machine, per rank. most_workers: more than these would not load faster.
+    cores: of the machine, per rank. most_workers: more than these would not load faster. of_script: whether settings
+    are arguments of a DataLoader, and not those of a job.
     """
 
     step_s: float
@@ -35,6 +36,7 @@ class Waiting:
     cores: float
     most_workers: int = 1_000
     fetch_cpu_s: float | None = None
+    of_script: bool = False
 
     @property
     def share(self) -> float:
@@ -68,13 +70,20 @@ class Waiting:
         free = min(int(self.cores * IDLE_WORKERS_PER_CORE) if idle else int(self.cores) - 1, self.most_workers)
         needed = max(ceil(self.fetch_s / self.compute_s), self.workers + 1)
         if self.workers and self.fetch_s * BURST_MARGIN <= self.compute_s * self.workers:
-            return message("data_comes_in_bursts", times=times, workers=self.workers, prefetch=2 * self.prefetch)
+            return message(
+                "data_comes_in_bursts",
+                times=times,
+                workers=self.workers,
+                **self._setting("prefetch", 2 * self.prefetch),
+            )
         best = min(needed, free)
         speedup = self.step_s / max(self.compute_s, self.fetch_s / max(1, best))
         if self.workers < best == needed:
-            return message("workers_would_keep_up", times=times, workers=best)
+            return message("workers_would_keep_up", times=times, workers=best, **self._setting("setting", best))
         if self.workers < best and speedup >= LEAST_SPEEDUP:
-            return message("workers_would_speed_up", times=times, workers=best, speedup=speedup)
+            return message(
+                "workers_would_speed_up", times=times, workers=best, speedup=speedup, **self._setting("setting", best)
+            )
         if not self.most_workers:
             return message("training_process_reads_the_rows", times=times)
         if needed > self.most_workers:
@@ -82,6 +91,10 @@ class Waiting:
         if idle:
             return message("workers_exceed_the_machine", times=times, workers=needed)
         return message("workers_exceed_the_cores", times=times, workers=needed, cores=max(0, free))
+
+    def _setting(self, name: str, value: int) -> dict[str, int]:
+        """Returns the field of a setting: 'argument' where it is a DataLoader's."""
+        return {"argument" if self.of_script else name: value}
 
 
 def measured(

@@ -1,6 +1,6 @@
 """The faults of the twins, by what they are about."""
 
-from corpus.faults import coefficients, control, data, layouts, losses, schedules, state
+from corpus.faults import coefficients, control, data, layouts, losses, pipelines, schedules, state
 
 FAULTS = (
     *data.FAULTS,
@@ -10,4 +10,5 @@ FAULTS = (
     *state.FAULTS,
     *control.FAULTS,
     *layouts.FAULTS,
+    *pipelines.FAULTS,
 )

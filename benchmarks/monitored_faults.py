@@ -1,0 +1,172 @@
+"""Puts `samestep monitor` in front of trainings with faults, and looks whether it names the right rank and line.
+
+    python benchmarks/monitored_faults.py [--upto 20] [--faults sleep,slow_data] [--out FOLDER]
+    python benchmarks/monitored_faults.py --cost 5 [--out FOLDER]
+    python benchmarks/monitored_faults.py --healthy 600 [--out FOLDER]
+
+Each trial runs tests/launch/monitored.py under torchrun on two processes; its fault is rank 1's. A hang is right when
+the sentence begins with the right rank, names the marked line, and comes at most 10 seconds after the limit; any other
+fault, when its sentence is said and no other; a healthy training, when none is. --cost trains a loop with and without
+the monitor in turn, and prints the ratio of the times that its steps took. --healthy trains for so many seconds.
+
+Prints the table; --out keeps a line of trials.jsonl for each trial. Trials that are kept there count: --upto 20 adds
+those that a fault lacks to 20, so that a record can be made in pieces. Exit code 1 when a trial is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "tests" / "launch" / "monitored.py"
+STALL_S = 8.0
+WITHIN_S = 10.0
+WAITS = "rank 1 has not entered all_reduce "
+# fault -> how the sentence about it begins, and a part of it; how many steps are trained
+FAULTS: dict[str, tuple[str, str, int]] = {
+    "sleep": (WAITS, "asleep", 12),
+    "loop": (WAITS, "running", 12),
+    "lock": (WAITS, "asleep", 12),
+    "dataset": (WAITS, "loading a batch", 12),
+    "worker": (WAITS, "in its loader worker", 12),
+    "early": (WAITS, "", 12),
+    "stop": ("rank 1 is stopped", "", 12),
+    "branch": ("rank 1 has waited for ", "while rank 0 waits in all_reduce", 12),
+    "error": ("rank 1 failed first: ValueError: a wrong row", "", 12),
+    "kill": ("rank 1 ended first", "without an exception", 12),
+    "slow_compute": ("rank 1 is slow", "it computes for ", 150),
+    "slow_data": ("rank 1 is slow", "ms a step for data", 200),
+    "loader": ("the training waits ", "num_workers=", 200),
+    "leak": ("the memory of rank ", "has grown", 200),
+    "none": ("", "", 300),
+    "evaluation": ("", "", 12),
+}
+STEP_S = {"leak": 0.05, "none": 0.04}
+HANGS = ("sleep", "loop", "lock", "dataset", "worker", "early", "stop", "branch")
+USAGE = re.compile("used |the whole machine|samples: |the command is ended|ended \\d+ process")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """late_s: of a hang, from the limit to the sentence. said: about the ranks."""
+
+    fault: str
+    code: int
+    said: list[str]
+    late_s: float | None
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        begins, part, _ = FAULTS[self.fault]
+        if not begins:
+            return self.code == 0 and not self.said
+        at = lines_of(self.fault) if self.fault in HANGS and self.fault != "early" else []
+        right = [line for line in self.said if line.startswith(begins) and part in line]
+        named = bool(right) and all(f"{SCRIPT.name}:{number}, " in right[0] for number in at)
+        in_time = self.fault not in HANGS or (self.late_s is not None and self.late_s <= WITHIN_S)
+        return named and in_time and len(right) == len(self.said)
+
+
+def lines_of(fault: str) -> list[int]:
+    """Returns the lines of the script that must be named for a fault."""
+    lines = enumerate(SCRIPT.read_text().splitlines(), 1)
+    return [number for number, line in lines if fault in line.partition("# at: ")[2].split(", ")]
+
+
+def launch(fault: str, steps: int, step_s: float) -> list[str]:
+    """Returns the command that trains the script."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    return [*command, fault, str(steps), str(step_s)]
+
+
+def trial(fault: str, steps: int | None = None) -> Trial:
+    """Runs one training under the monitor to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--stall", str(STALL_S), "--end-hung"] if fault in HANGS else []
+        command = [sys.executable, "-m", "samestep", "monitor", "--out", "out", *options, "--"]
+        command += launch(fault, steps or FAULTS[fault][2], STEP_S.get(fault, 0.0))
+        began = time.time()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600 if steps else 300)
+        report, hung = Path(folder) / "out" / "hang.txt", Path(folder) / "hung"
+        both = report.exists() and hung.exists()
+        late_s = report.stat().st_mtime - float(hung.read_text()) - STALL_S if both else None
+    lines = [line.removeprefix("samestep: ") for line in done.stderr.splitlines() if line.startswith("samestep: ")]
+    said = list(dict.fromkeys(line for line in lines if not USAGE.match(line)))
+    return Trial(fault, done.returncode, said, late_s, round(time.time() - began, 1))
+
+
+def step_ms(monitored: bool, steps: int) -> float:
+    """Trains a loop with the monitor or without; returns the milliseconds that a step took, by its own clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = launch("clock", steps, 0.0)
+        if monitored:
+            command = [sys.executable, "-m", "samestep", "monitor", "--out", "out", "--", *command]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=True)
+    return float(re.findall(r"a step took (\S+) ms", done.stdout)[0])
+
+
+def cost(pairs: int, steps: int = 1000) -> dict[str, object]:
+    """Trains with and without the monitor in turn."""
+    with_it, without = [], []
+    for pair in range(pairs):
+        for monitored in (True, False) if pair % 2 else (False, True):
+            (with_it if monitored else without).append(step_ms(monitored, steps))
+    ratios = [one / other for one, other in zip(with_it, without)]
+    print(f"a step: {statistics.median(without):.3f} ms; with the monitor times {statistics.median(ratios):.4f}")
+    return {"with_ms": with_it, "without_ms": without, "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--upto", type=int, default=1)
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--cost", type=int, default=0)
+    parser.add_argument("--healthy", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kept = options.out / "trials.jsonl" if options.out else None
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    if options.cost:
+        measured = cost(options.cost)
+        if options.out:
+            (options.out / "cost.json").write_text(json.dumps(measured) + "\n")
+        return
+    if options.healthy:
+        done = trial("none", steps=int(options.healthy / 0.045))
+        print(done.seconds, "s:", done.said or "nothing was said of the ranks")
+        if options.out:
+            (options.out / "healthy.json").write_text(json.dumps(asdict(done)) + "\n")
+        sys.exit(not done.is_right)
+    trials = [Trial(**json.loads(line)) for line in kept.read_text().splitlines()] if kept and kept.exists() else []
+    for number in range(options.upto):
+        for fault in options.faults.split(","):
+            if sum(each.fault == fault for each in trials) <= number:
+                trials.append(trial(fault))
+                print(
+                    f"{'' if trials[-1].is_right else 'WRONG '}{fault}: {trials[-1].said} {trials[-1].late_s}",
+                    flush=True,
+                )
+                if kept:
+                    with open(kept, "a") as file:
+                        file.write(json.dumps(asdict(trials[-1])) + "\n")
+    for fault in FAULTS:
+        own = [each for each in trials if each.fault == fault]
+        late = [each.late_s for each in own if each.late_s is not None]
+        right = sum(each.is_right for each in own)
+        print(f"{fault:14} {right} of {len(own)}" + (f", at most {max(late):.1f} s after the limit" if late else ""))
+    sys.exit(not all(each.is_right for each in trials))
+
+
+if __name__ == "__main__":
+    main()

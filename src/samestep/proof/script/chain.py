@@ -1,0 +1,282 @@
+"""Whether a pipeline takes the steps of one process: what its ranks have computed against the chain of its stages.
+
+Each step is judged from the weights that the ranks had: the gradient of each stage, its factor, that of all stages
+together, and what the script clips by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from samestep.message import Message, message
+from samestep.proof.script.chain_gradients import NEAR, Apart, ChainGradients
+from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.replay import FIRST, SAME_LOSS, coarser_of, not_replayed
+from samestep.proof.script.step_gradients import norm
+from samestep.records.chain import ChainRecord, ChainStep
+from samestep.records.record import Record
+from samestep.records.script import Finding
+
+Factors = dict[tuple[int, int], float]  # (rank, stage) -> by which factor its gradients are the whole model's
+QUESTIONS = ("gradient", "loss weight", "clipping")  # which the chain answers, beside the replayed gradient
+
+
+def chain_findings(chain: ChainRecord, ranks: Ranks, record: Record, played: Record) -> list[Finding]:
+    """Compares the gradients of each step with the chain's."""
+    if why := chain.why_not or _another_loss(chain, ranks):
+        return [Finding("gradient", "unknown", message("not_replayed", why=why)), not_replayed(why)]
+    close, factors, last = FIRST * coarser_of(ranks), list[Factors](), list[ChainGradients]()
+    for step in common_steps(ranks)[: len(chain.steps)]:
+        gradients = ChainGradients.read(chain, ranks, record, played, step, close)
+        if last:
+            gradients.earlier = last[-1].taken
+        of_step: Factors = {}
+        for rank in ranks:
+            for stage in rank.stages:
+                factor, apart = gradients.stage_factor(rank.rank, stage.index)
+                if apart:
+                    return [_apart(apart, step, chain)]
+                if factor is not None:
+                    of_step[rank.rank, stage.index] = factor
+        factors.append(of_step)
+        last = [gradients]
+        if finding := _clipped(gradients, chain.steps[step], of_step, ranks, step):
+            return [_right_gradient(chain, len(factors)), finding]
+    if not any(factors):
+        return [Finding("gradient", "unknown", message("no_gradient_seen"))]
+    return [_right_gradient(chain, len(factors)), *_scales(chain, ranks, factors)]
+
+
+def _another_loss(chain: ChainRecord, ranks: Ranks) -> Message | None:
+    """Returns that the chain is not the model that the ranks train: it computes another loss of the same rows."""
+    if not chain.steps:
+        return message("no_step_to_replay")
+    for number, step in enumerate(chain.steps):
+        bound = 10 * SAME_LOSS * coarser_of(ranks)
+        pairs = list(zip(step.recorded, step.played))
+        apart = [pair for pair in pairs if not math.isclose(*pair, rel_tol=bound, abs_tol=1e-7)]
+        if len(step.recorded) != len(step.played):
+            return message("chain_has_other_micro_batches", recorded=len(step.recorded), played=len(step.played))
+        if apart:
+            return message("chain_has_another_loss", step=number, recorded=apart[0][0], played=apart[0][1])
+    return None
+
+
+def _right_gradient(chain: ChainRecord, steps: int) -> Finding:
+    figures = {"stages": len(chain.stages), "replicas": len(chain.replicas), "steps": steps}
+    return Finding("gradient", "right", message("stages_have_the_whole_gradient", **figures))
+
+
+def _apart(apart: Apart, step: int, chain: ChainRecord) -> Finding:
+    axis = "data" if apart.cause.id == "stage_not_reduced_over_replicas" else "stage"
+    expected, found = message("gradient_of_the_chain"), message("gradient_of_another_kind")
+    return differs(
+        "gradient",
+        f"gradient along {axis}",
+        apart.cause,
+        step=step,
+        tensor=apart.name,
+        rank=apart.rank,
+        expected=expected,
+        found=found,
+    )
+
+
+# The factors of the stages
+
+
+def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> list[Finding]:
+    """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
+    first = next(of_step for of_step in factors if of_step)
+    clipped = any(
+        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > 4 * NEAR for of_step in factors if of_step
+    )
+    if by_norm := _clipped_by_hand(chain, ranks, factors):
+        finding = by_norm
+        if finding.answer != "right":
+            return [finding]
+        return [_weight_of_one(chain), finding, _one_process(chain, factors)]
+    if _are_apart(first):
+        (rank, stage), factor = next(item for item in first.items() if abs(item[1] / _first(first) - 1) > NEAR)
+        at = min(stage for _, stage in first)
+        cause = message("stages_scale_gradients_apart", factor=factor, stage=stage, first=_first(first))
+        quantity, expected = f"factor along stage, of stage {at}", _first(first)
+        return [differs("gradient", quantity, cause, step=0, rank=rank, expected=expected, found=factor)]
+    factor = _first(first)
+    if wrong := _wrong_weight(factor, chain, NEAR * coarser_of(ranks)):
+        return [differs("loss weight", "factor", wrong, step=0, rank=0, expected=1.0, found=factor)]
+    if clipped:
+        changed = [n for n, of_step in enumerate(factors) if of_step and abs(_first(of_step) / factor - 1) > NEAR]
+        step = changed[0] if changed else 0
+        said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
+        return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
+    steps = [step for rank in ranks for step in rank.steps if step.clips]
+    said = message("clipped_by_the_whole_norm", steps=len(ranks[0].steps)) if steps else message("nothing_is_clipped")
+    findings = [_weight_of_one(chain), Finding("clipping", "right", said), _one_process(chain, factors)]
+    return [*findings, *_unequal(chain, ranks)]
+
+
+def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | None:
+    """Returns what is wrong with the weight of the micro-batches' losses, by the factor of the gradients and by that
+    which the loss function has itself; None where the two are one together, or the latter is a coefficient."""
+    weight = 1.0 if chain.weight is None else abs(chain.weight)
+    if abs(factor * weight - 1) <= 4 * near:
+        return None
+    if abs(factor - 1) > 4 * near:
+        return _cause_of_factor(factor, chain)
+    numbers = {chain.micro_batches, len(chain.replicas)} - {1}
+    divided = any(abs(weight * number - 1) <= NEAR for number in numbers)
+    return _cause_of_factor(factor * weight, chain) if divided else None
+
+
+def _cause_of_factor(factor: float, chain: ChainRecord) -> Message:
+    micro_batches, replicas = chain.micro_batches, len(chain.replicas)
+
+    def is_near(number: float) -> bool:
+        return abs(factor / number - 1) <= NEAR
+
+    if is_near(micro_batches):
+        return message("micro_batches_never_divided", micro_batches=micro_batches)
+    if is_near(1 / micro_batches):
+        return message("micro_batches_divided_twice", micro_batches=micro_batches)
+    if replicas > 1 and is_near(replicas):
+        return message("stages_summed_over_replicas", replicas=replicas)
+    if replicas > 1 and is_near(1 / replicas):
+        return message("stages_divided_by_replicas_again", replicas=replicas)
+    return message("loss_is_scaled", factor=factor, told=None)
+
+
+def _weight_of_one(chain: ChainRecord) -> Finding:
+    said = message("micro_batches_weigh_one_together", micro_batches=chain.micro_batches, replicas=len(chain.replicas))
+    return Finding("loss weight", "right", said)
+
+
+def _one_process(chain: ChainRecord, factors: Sequence[Factors]) -> Finding:
+    said = message("gradient_of_the_chain_in_steps", stages=len(chain.stages), steps=len(factors))
+    return Finding("replayed gradient", "right", said)
+
+
+def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
+    """Warns of a loss whose mean over micro-batches is not that over the batch."""
+    losses = chain.steps[0].played[: chain.micro_batches]
+    if chain.whole_loss is None or chain.reduction != "mean" or len(losses) != chain.micro_batches:
+        return []
+    mean = sum(losses) / len(losses)
+    if math.isclose(mean, chain.whole_loss, rel_tol=100 * SAME_LOSS * coarser_of(ranks), abs_tol=1e-6):
+        return []
+    said = message("mean_of_micro_batches_of_unequal_targets", mean=mean, whole=chain.whole_loss)
+    return [Finding("loss", "warning", said)]
+
+
+# What is clipped
+
+
+def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks: Ranks, number: int) -> Finding | None:
+    """Finds a rank that torch's functions have clipped by another norm than that of all stages."""
+    for rank in ranks:
+        limits = [clip.limit for clip in rank.steps[number].clips if clip.limit is not None]
+        if len(set(limits)) != 1 or not factors:
+            continue
+        limit, scale = limits[0], _first(factors)
+        names = [name for stage in rank.stages for name in gradients.judged(rank.rank, stage.index)]
+        before, taken = gradients.before[rank.rank], gradients.taken[rank.rank]
+        ratios = {name: norm(taken[name]) / norm(before[name]) for name in names if norm(before[name])}
+        wanted = min(1.0, limit / (abs(scale) * step.norm + 1e-6))
+        name, ratio = max(ratios.items(), key=lambda item: abs(item[1] / wanted - 1), default=("", wanted))
+        if abs(ratio / wanted - 1) <= 1e-2:
+            continue
+        own = math.sqrt(sum(step.norms[n] ** 2 for stage in rank.stages for n in gradients.chain.stages[stage.index]))
+        is_own = any(
+            abs(ratio / min(1.0, limit / (abs(scale) * by + 1e-6)) - 1) <= 1e-2
+            for by in _norms_of(rank, own, step, gradients)
+        )
+        cause = (
+            message("clipped_by_stage_norms", factors=[round(ratio, 4)])
+            if is_own
+            else message("clipped_by_another_norm")
+        )
+        return differs(
+            "clipping",
+            "factor along stage",
+            cause,
+            step=number,
+            tensor=name,
+            rank=rank.rank,
+            expected=wanted,
+            found=ratio,
+        )
+    return None
+
+
+def _norms_of(rank: object, own: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
+    """Returns the norms by which a rank may clip: of all that it holds, and of each stage."""
+    of_stages = [math.sqrt(sum(step.norms.get(n, 0.0) ** 2 for n in names)) for names in gradients.chain.stages]
+    return [own, *of_stages]
+
+
+def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> Finding | None:
+    """Returns what the script's own clipping does: by the norm of all stages, or by another; None where there is none.
+
+    What is clipped has the same norm in each step that is, and others had not.
+    """
+    if any(step.clips for rank in ranks for step in rank.steps):
+        return None
+    smaller = [n for n, of_step in enumerate(factors) if of_step and _least(of_step) < 1 - NEAR]
+    norms = [chain.steps[n].norm for n in smaller]
+    if len(smaller) < 2 or max(norms) - min(norms) <= 10 * NEAR * max(norms):
+        return None
+    if not any(_are_apart(factors[n]) for n in smaller):
+        if _is_one([_first(factors[n]) * chain.steps[n].norm for n in smaller]):
+            return Finding("clipping", "right", message("clipped_by_the_whole_norm", steps=len(smaller)))
+        twice = [math.hypot(chain.steps[n].norm, *(chain.steps[n].norms[g[0]] for g in chain.ties)) for n in smaller]
+        if chain.ties and _is_one([_first(factors[n]) * norm for n, norm in zip(smaller, twice)]):
+            cause = message("tied_weight_counted_twice", names=chain.ties[0])
+            found, once = _first(factors[smaller[0]]), chain.steps[smaller[0]].norm
+            expected = found * twice[0] / once
+            return differs(
+                "clipping", "factor along stage", cause, step=smaller[0], rank=0, expected=expected, found=found
+            )
+        return None
+    held = {rank.rank: [stage.index for stage in rank.stages] for rank in ranks}
+    clipped = []
+    for n in smaller:
+        for rank, stages in held.items():
+            of_rank = [factors[n][rank, stage] for stage in stages if (rank, stage) in factors[n]]
+            if of_rank and max(of_rank) < 1 - NEAR:
+                names = [name for stage in stages for name in chain.stages[stage]]
+                clipped.append(of_rank[0] * math.sqrt(sum(chain.steps[n].norms.get(name, 0.0) ** 2 for name in names)))
+    if not _is_one(clipped):
+        return None
+    step = factors[smaller[0]]
+    cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in step.values()])
+    rank = (
+        next(rank for (rank, _), factor in step.items() if abs(factor / _first(step) - 1) > NEAR)
+        if _are_apart(step)
+        else 0
+    )
+    return differs(
+        "clipping",
+        "factor along stage",
+        cause,
+        step=smaller[0],
+        rank=rank,
+        expected=message("one_factor"),
+        found=cause.fields["factors"],
+    )
+
+
+def _is_one(values: Sequence[float]) -> bool:
+    return len(values) > 1 and max(values) - min(values) <= 4 * NEAR * max(values)
+
+
+def _first(factors: Factors) -> float:
+    return next(iter(factors.values()))
+
+
+def _least(factors: Factors) -> float:
+    return min(factors.values())
+
+
+def _are_apart(factors: Factors) -> bool:
+    return max(factors.values()) - min(factors.values()) > 4 * NEAR * abs(_first(factors))

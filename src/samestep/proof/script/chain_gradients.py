@@ -1,0 +1,189 @@
+"""The gradients of one step of a pipeline's stages, beside those of the chain: one process with all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks
+from samestep.proof.script.step_gradients import Array, norm
+from samestep.records.chain import ChainRecord
+from samestep.records.record import Record
+from samestep.records.script import LOCAL, STEP, TAKEN, UNCLIPPED, of_kind
+
+NEAR = 1e-3  # of factors that are told apart
+SMALL = 1e-6  # of the whole gradient's norm: smaller ones are rounding
+Gradients = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What differs first in a stage's gradients: of a rank, in one of its parameters."""
+
+    rank: int
+    name: str
+    cause: Message
+
+
+@dataclass
+class ChainGradients:
+    """One step. columns: of each replica and micro-batch, the chain's gradients. before, taken: of each rank, before
+    and after torch clips. share: of a column in the mean. close: how near is the same."""
+
+    chain: ChainRecord
+    columns: Sequence[Gradients]
+    before: Sequence[Gradients]
+    taken: Sequence[Gradients]
+    close: float
+    earlier: Sequence[Gradients] = field(default_factory=list)  # what the step before has taken
+
+    @classmethod
+    def read(
+        cls, chain: ChainRecord, ranks: Ranks, record: Record, played: Record, step: int, close: float
+    ) -> ChainGradients:
+        arrays, count = played.arrays(STEP.format(step)), chain.micro_batches * len(chain.replicas)
+        columns = [of_kind(arrays, LOCAL.format(number, "")) for number in range(count)]
+        of_ranks = [record.arrays(STEP.format(step), rank.rank) for rank in ranks]
+        taken = [of_kind(of_rank, TAKEN) for of_rank in of_ranks]
+        before = [{**after, **of_kind(of_rank, UNCLIPPED)} for of_rank, after in zip(of_ranks, taken)]
+        return cls(chain, columns, before, taken, close)
+
+    @property
+    def share(self) -> float:
+        one = 1 / len(self.chain.replicas)
+        return one / self.chain.micro_batches if self.chain.reduction == "mean" else one
+
+    def of_replica(self, replica: int) -> Sequence[Gradients]:
+        count = self.chain.micro_batches
+        return self.columns[replica * count : (replica + 1) * count]
+
+    def replica_of(self, rank: int) -> int:
+        return next(number for number, ranks in enumerate(self.chain.replicas) if rank in ranks)
+
+    def wanted(self, name: str, columns: Sequence[Gradients] | None = None) -> Array | None:
+        """Returns what the whole model's gradient is, of all columns or some; of a tied weight that of all copies."""
+        names = next((group for group in self.chain.ties if name in group), [name])
+        parts = [of[n] for of in (self.columns if columns is None else columns) for n in names if n in of]
+        return np.sum(parts, axis=0) * self.share if parts else None
+
+    def rounding(self, name: str) -> float:
+        """Returns how far apart two computations of a gradient may be."""
+        parts = [norm(of[name]) for of in self.columns if name in of]
+        return self.close * self.share * max(sum(parts), 1e-3 * self.largest * len(self.columns))
+
+    @property
+    def largest(self) -> float:
+        return max((norm(array) for of in self.columns for array in of.values()), default=0.0)
+
+    def judged(self, rank: int, stage: int) -> list[str]:
+        """Returns the parameters of a stage whose gradient is no rounding, of those that the rank holds."""
+        named = [name for name in self.chain.stages[stage] if self.wanted(name) is not None]
+        return [name for name in named if norm(self.columns[0].get(name, np.zeros(1))) > SMALL * self.largest]
+
+    def factor(self, rank: int, names: Iterable[str], columns: Sequence[Gradients] | None = None) -> float | None:
+        """Returns by which factor all of these gradients are those of the columns; None where there is none."""
+        pairs = [(name, self.before[rank].get(name), self.wanted(name, columns)) for name in names]
+        if not pairs or any(found is None or wanted is None for _, found, wanted in pairs):
+            return None
+        known = [(name, found, wanted) for name, found, wanted in pairs if found is not None and wanted is not None]
+        square = sum(float(wanted @ wanted) for _, _, wanted in known)
+        factor = sum(float(found @ wanted) for _, found, wanted in known) / square if square else 0.0
+        near = all(
+            norm(found - factor * wanted) <= 4 * max(abs(factor), SMALL) * self.rounding(name)
+            for name, found, wanted in known
+        )
+        return factor if near and factor else None
+
+    def stage_factor(self, rank: int, stage: int) -> tuple[float | None, Apart | None]:
+        """Returns (the factor of a stage's gradients on a rank, what is apart)."""
+        names = self.judged(rank, stage)
+        factors = {name: self.factor(rank, [name]) for name in names}
+        known = sorted(factor for factor in factors.values() if factor is not None)
+        common = known[len(known) // 2] if known else None
+        near = 4 * max(NEAR, self.close)
+        wrong = [
+            name
+            for name, factor in factors.items()
+            if factor is None or common is None or abs(factor / common - 1) > near
+        ]
+        if 2 * len(wrong) > len(names):
+            common = None
+        if not wrong:
+            return common, None
+        return common, Apart(rank, wrong[0], self._cause(rank, stage, wrong, names))
+
+    def _cause(self, rank: int, stage: int, wrong: Sequence[str], names: Sequence[str]) -> Message:
+        """Returns why some gradients of a stage are no multiple of the whole model's."""
+        chain, own = self.chain, self.of_replica(self.replica_of(rank))
+        counts = {"wrong": len(wrong), "parameters": len(names), "stage": stage}
+        tied = next((group for group in chain.ties if wrong[0] in group), None)
+        if tied and set(wrong) <= set(tied) and self._is_one_copy(rank, wrong[0]):
+            return message("tied_copies_not_summed", names=tied)
+        if len(chain.replicas) > 1 and self.factor(rank, wrong, own) is not None:
+            return message("stage_not_reduced_over_replicas", replicas=len(chain.replicas), **counts)
+        if self._holds_earlier(rank, wrong):
+            return message("gradients_never_cleared")
+        if self._adds_stages(rank, wrong):
+            return message("gradients_added_over_stages", **counts)
+        if left := self._left_out(rank, wrong):
+            return message("micro_batches_left_out", left=left, micro_batches=chain.micro_batches, **counts)
+        found, wanted = self.before[rank].get(wrong[0]), self.wanted(wrong[0])
+        off = norm(found - wanted) / norm(wanted) if found is not None and wanted is not None else 1.0
+        return message("stage_gradient_unexplained", distance=off, parameter=wrong[0], **counts)
+
+    def _is_one_copy(self, rank: int, name: str) -> bool:
+        """Whether a tied weight's gradient is that of this copy alone."""
+        parts = [of[name] for of in self.columns if name in of]
+        found = self.before[rank].get(name)
+        if found is None or not parts:
+            return False
+        own = np.sum(parts, axis=0)
+        factor = float(found @ own) / float(own @ own)
+        return bool(norm(found - factor * own) <= max(NEAR, self.close) * norm(found))
+
+    def _holds_earlier(self, rank: int, names: Sequence[str]) -> bool:
+        if not self.earlier:
+            return False
+        for name in names:
+            found, wanted, before = self.before[rank].get(name), self.wanted(name), self.earlier[rank].get(name)
+            if found is None or wanted is None or before is None:
+                return False
+            # A schedule divides what it finds, too.
+            left = min(norm(found - wanted - before / by) for by in (1, self.chain.micro_batches))
+            if left > 10 * self.close * norm(found):
+                return False
+        return True
+
+    def _adds_stages(self, rank: int, names: Sequence[str]) -> bool:
+        """Whether to a stage's gradients those of other stages' parameters are added, which have the same place."""
+        for name in names:
+            local = name.partition(": ")[2]
+            others = [other for of in self.chain.stages for other in of if other.partition(": ")[2] == local]
+            parts = [self.wanted(other) for other in others if other != name]
+            found, wanted = self.before[rank].get(name), self.wanted(name)
+            same = [part for part in parts if part is not None and wanted is not None and part.shape == wanted.shape]
+            if found is None or wanted is None or not same:
+                return False
+            columns = np.stack([wanted, *same], axis=1)
+            weights, *_ = np.linalg.lstsq(columns, found, rcond=None)
+            rest = norm(found - columns @ weights)
+            if len(found) <= len(weights) or rest > 10 * max(NEAR, self.close) * norm(found) or min(abs(weights)) < 0.1:
+                return False
+        return True
+
+    def _left_out(self, rank: int, names: Sequence[str]) -> list[int]:
+        """Returns the micro-batches of which nothing is in some gradients; [] where that does not explain them."""
+        found = [self.before[rank].get(name) for name in names]
+        if any(array is None for array in found) or any(name not in of for of in self.columns for name in names):
+            return []
+        target = np.concatenate([array for array in found if array is not None])
+        columns = np.stack([np.concatenate([of[name] for name in names]) for of in self.columns], axis=1) * self.share
+        if len(target) <= columns.shape[1]:
+            return []
+        weights, *_ = np.linalg.lstsq(columns, target, rcond=None)
+        count = self.chain.micro_batches
+        left = [number for number in range(count) if (abs(weights[number::count]) < 1e-2 * max(abs(weights))).all()]
+        return left if norm(target - columns @ weights) <= 10 * max(NEAR, self.close) * norm(target) else []

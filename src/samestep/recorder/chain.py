@@ -1,0 +1,234 @@
+"""Plays the stages of a pipeline as one model in one process: each micro-batch through all stages, and back.
+
+The rank that holds the last stage plays it after the recording: it has the loss, and the script's classes. Each step
+begins with the weights that the ranks had, so that a mistake in one step is not carried into the next.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from samestep.message import message
+from samestep.recorder.batches import joined
+from samestep.recorder.losses import terms
+from samestep.recorder.patches import unrecorded
+from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, weights_of
+from samestep.recorder.random_numbers import set_random_states, torch_state
+from samestep.recorder.window import compress
+from samestep.records.chain import CHAIN, CHAIN_FOLDER, STAGES, ChainRecord, ChainStep
+from samestep.records.files import write
+from samestep.records.script import LOCAL, STEP
+from samestep.records.tensor_files import write_arrays
+from samestep.world import World
+
+WAIT_S = 60.0  # for what the other ranks have kept
+Gradients = dict[str, Tensor]
+
+
+class CannotPlay(Exception):
+    """why: what the chain lacks."""
+
+    def __init__(self, why: Any) -> None:
+        super().__init__(why.id)
+        self.why = why
+
+
+def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
+    """Plays the chain where this rank is the one to do it, and writes what it has computed into the folder."""
+    stages = pipelines.records()
+    if not any(stage.index == stage.stages - 1 and 0 in stage.ranks for stage in stages):
+        return
+    out = folder / CHAIN_FOLDER
+    out.mkdir(exist_ok=True)
+    with unrecorded():
+        try:
+            record = Chain(_read(folder, world.size), pipelines.schedule._loss_fn, out).play()
+        except CannotPlay as error:
+            record = ChainRecord(error.why)
+        except Exception as error:  # the stages are the script's
+            said = str(error).strip().split("\n")[0][:300]
+            record = ChainRecord(message("chain_fails", kind=type(error).__name__, error=said))
+    write(out / CHAIN, record)
+
+
+def _read(folder: Path, ranks: int) -> list[KeptStages]:
+    """Reads what all ranks have kept, when they have written it."""
+    paths = [folder / STAGES.format(rank) for rank in range(ranks)]
+    until = time.monotonic() + WAIT_S
+    while missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
+        if time.monotonic() > until:
+            raise CannotPlay(message("rank_has_no_stage", rank=missing[0]))
+        time.sleep(0.02)
+    kept = []
+    for path in paths:
+        with path.open("rb") as file:
+            kept.append(pickle.load(file))
+    return kept
+
+
+class Chain:
+    """The stages of a pipeline as one model. kept: of each rank, those of replicas too. out: the folder to write to."""
+
+    def __init__(self, kept: Sequence[KeptStages], loss_fn: Any, out: Path) -> None:
+        self._kept, self._loss_fn, self._out = kept, loss_fn, out
+        if why := next((of_rank.why_not for of_rank in kept if of_rank.why_not), None):
+            raise CannotPlay(why)
+        self.replicas = sorted({tuple(of_rank.stages[0].ranks) for of_rank in kept})
+        self.holders = [self._holders(replica) for replica in self.replicas]  # [replica][stage] -> rank
+        ranks = dict.fromkeys(self.holders[0])
+        loaded = {rank: pickle.loads(kept[rank].modules) for rank in ranks}
+        self.modules: dict[int, nn.Module] = {i: m for modules in loaded.values() for i, m in modules.items()}
+        self.names = {rank: weights_of(modules) for rank, modules in loaded.items()}
+        self.weights = {name: weight for named in self.names.values() for name, weight in named.items()}
+        self.ties = self._ties()
+        self.weight: float | None = None  # of the loss's term
+
+    def _holders(self, replica: Sequence[int]) -> list[int]:
+        held = {stage.index: rank for rank in replica for stage in self._kept[rank].stages}
+        count = self._kept[replica[0]].stages[0].stages
+        if missing := [index for index in range(count) if index not in held]:
+            raise CannotPlay(message("stage_is_held_by_no_rank", stage=missing[0], stages=count, ranks=[*replica]))
+        return [held[index] for index in range(count)]
+
+    def _ties(self) -> list[list[str]]:
+        """Returns the names of an embedding's copies in other stages: parameters that begin with its values."""
+        embeddings = {
+            id(part.weight) for m in self.modules.values() for part in m.modules() if isinstance(part, nn.Embedding)
+        }
+        start: Gradients = {name: w for rank in self.names for name, w in self._kept[rank].weights[0].items()}
+        groups: list[list[str]] = []
+        for name, weight in self.weights.items():
+            if id(weight) not in embeddings or any(name in group for group in groups):
+                continue
+            stage, first = name.partition(":")[0], start[name]
+            same = [n for n, w in start.items() if n.partition(":")[0] != stage and torch.equal(w, first)]
+            if same and first.numel() > 1 and first.unique().numel() > 1:
+                groups.append([name, *same])
+        return groups
+
+    def play(self) -> ChainRecord:
+        counts = {
+            min(len(of_rank.weights), of_rank.calls[-1].step + 1 if of_rank.calls else 0) for of_rank in self._kept
+        }
+        first = [call for call in self._kept[self.holders[0][0]].calls if call.step == 0]
+        micro_batches = sum(len(call.kwargs) for call in first)
+        reduction, whole = self._reduction(first[0]) if first else ("mean", None)
+        steps = []
+        for step in range(min(counts)):
+            columns, recorded, played = list[Gradients](), list[float](), list[float]()
+            for replica in range(len(self.replicas)):
+                self._load(replica, step)
+                for number in range(len(self._calls(replica, 0, step))):
+                    self._play_call(replica, step, number, columns, played)
+                last = self._calls(replica, -1, step)
+                recorded += [loss for call in last for loss in call.losses]
+            if len(columns) != micro_batches * len(self.replicas):
+                break
+            arrays = {
+                LOCAL.format(n, name): compress(g).numpy() for n, of in enumerate(columns) for name, g in of.items()
+            }
+            write_arrays(self._out / f"rank0.{STEP.format(step)}.npz", arrays)
+            share = 1 / len(self.replicas) / (micro_batches if reduction == "mean" else 1)
+            steps.append(ChainStep(recorded, played, *self._norms(columns, share)))
+        return ChainRecord(
+            replicas=[[*replica] for replica in self.replicas],
+            stages=[[n for n in self.weights if n.startswith(f"stage {index}: ")] for index in sorted(self.modules)],
+            micro_batches=micro_batches,
+            reduction=reduction,
+            ties=self.ties,
+            whole_loss=whole,
+            weight=self.weight,
+            steps=steps,
+        )
+
+    def _calls(self, replica: int, stage: int, step: int) -> list[ScheduleCall]:
+        return [call for call in self._kept[self.holders[replica][stage]].calls if call.step == step]
+
+    def _load(self, replica: int, step: int) -> None:
+        """Loads the weights that the ranks of a replica had before a step."""
+        with torch.no_grad():
+            for rank in dict.fromkeys(self.holders[replica]):
+                for name, weight in self._kept[rank].weights[step].items():
+                    self.weights[name].copy_(weight)
+
+    def _play_call(self, replica: int, step: int, number: int, columns: list[Gradients], played: list[float]) -> None:
+        calls = [self._calls(replica, stage, step)[number] for stage in range(len(self.modules))]
+        for micro_batch in range(len(calls[0].kwargs)):
+            for weight in self.weights.values():
+                weight.grad = None
+            loss = self._loss(calls, micro_batch)
+            if not played:
+                of_loss = terms(loss)
+                self.weight = of_loss[0].weight if len(of_loss) == 1 and of_loss[0].reduction != "unknown" else None
+            loss.backward()
+            played.append(float(loss.detach()))
+            columns.append({n: w.grad.detach().clone() for n, w in self.weights.items() if w.grad is not None})
+
+    def _loss(self, calls: Sequence[ScheduleCall], micro_batch: int) -> Tensor:
+        """Plays one micro-batch through all stages, with the random numbers that the ranks have drawn."""
+        values: Any = calls[0].args[micro_batch]
+        for stage, call in enumerate(calls):
+            if states := call.random_states.get((stage, micro_batch)):
+                set_random_states(states)
+            values = self.modules[stage](*values, **call.kwargs[micro_batch])
+            values = tuple(values) if isinstance(values, tuple | list) else (values,)
+        output = values[0] if len(values) == 1 else values
+        if calls[-1].targets is None:
+            raise CannotPlay(message("last_stage_has_no_target"))
+        loss: Tensor = self._loss_fn(output, calls[-1].targets[micro_batch], **calls[-1].loss_kwargs)
+        return loss
+
+    def _reduction(self, first: ScheduleCall) -> tuple[Literal["mean", "sum"], float | None]:
+        """Returns what the loss of a whole batch is of those of its micro-batches, and the former; None where that is
+        another one for other reasons, too."""
+        calls = [self._calls(0, stage, 0)[0] for stage in range(len(self.modules))]
+        is_plain = not any(
+            isinstance(p, nn.modules.batchnorm._BatchNorm) for m in self.modules.values() for p in m.modules()
+        )
+        self._load(0, 0)
+        with torch.no_grad():
+            before = torch_state()
+            parts = [float(self._loss([_plain_call(call) for call in calls], m)) for m in range(len(first.kwargs))]
+            try:
+                whole = float(self._loss([_whole_call(call) for call in calls], 0))
+            except Exception:  # a batch that cannot be put together
+                return "mean", None
+            is_plain = is_plain and torch_state() == before
+        mean = sum(parts) / len(parts)
+        factor = whole / mean if mean else 1.0
+        is_sum = len(parts) > 1 and factor > 0 and 2 * math.log(factor) > math.log(len(parts))
+        return ("sum" if is_sum else "mean"), whole if is_plain else None
+
+    def _norms(self, columns: Sequence[Gradients], share: float) -> tuple[Mapping[str, float], float]:
+        """Returns (parameter -> the norm of its mean gradient, the norm of all)."""
+        sums = {
+            name: torch.stack([of[name].double() for of in columns if name in of]).sum(0) * share
+            for name in self.weights
+            if any(name in of for of in columns)
+        }
+        once = {name: float(total.norm()) for name, total in sums.items()}
+        norms = dict(once)
+        for group in self.ties:
+            total = float(sum(sums[name] for name in group if name in sums).norm())  # type: ignore[union-attr]
+            for number, name in enumerate(group):
+                norms[name], once[name] = total, 0.0 if number else total
+        return norms, math.sqrt(sum(norm**2 for norm in once.values()))
+
+
+def _plain_call(call: ScheduleCall) -> ScheduleCall:
+    """Returns a call without its random numbers."""
+    return ScheduleCall(call.step, call.args, call.kwargs, call.targets, call.loss_kwargs)
+
+
+def _whole_call(call: ScheduleCall) -> ScheduleCall:
+    """Returns a call whose micro-batches are put together to one."""
+    targets = None if call.targets is None else [joined(call.targets)]
+    return ScheduleCall(call.step, [joined(call.args)], [joined(call.kwargs)], targets, call.loss_kwargs)

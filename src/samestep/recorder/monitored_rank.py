@@ -1,0 +1,199 @@
+"""samestep monitor inside a rank of any script: tells what the rank is doing, and records nothing of the training.
+
+`attach` is called once torch is imported. Each batch, optimizer step and process group is noted in the rank's
+heartbeat, which the command reads. No tensor is looked at, no collective is called, no random number is drawn.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import _utils, dataloader, get_worker_info
+
+from samestep.world.heartbeat import ENDING, LOADING, STARTING, TRAINING, file_of, heartbeat
+from samestep.world.imports import is_users_code
+from samestep.world.processes import STACKS
+
+ITERATOR: Any = dataloader._BaseDataLoaderIter
+FETCHERS: tuple[Any, ...] = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
+
+
+def attach(folder: Path) -> None:
+    """Monitors this process, and those that it forks, where they turn out to be ranks. folder: for their files."""
+    rank = MonitoredRank(folder)
+    rank.patch_group()
+    rank.patch_loaders()
+    register_optimizer_step_post_hook(rank.stepped)
+    os.register_at_fork(after_in_child=rank.forked)
+
+
+class MonitoredRank:
+    """This process as a rank. It becomes one with its process group, its first batch or its first optimizer step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pid = self._worker_pid = 0  # of the process that is a rank, or a loader worker of one
+        self._beside = 0  # of a process that would be the rank that another one is
+        self._rank = 0
+        self._thread = 0  # that trains
+        self._steps = 0
+
+    def patch_group(self) -> None:
+        """Makes a process a rank when it opens its process group: before, because others may never come."""
+        groups: Any = sys.modules["torch.distributed.distributed_c10d"]
+        init = groups.init_process_group
+
+        @functools.wraps(init)
+        def new_init(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("rank", -1)
+            size = kwargs.get("world_size", -1)
+            self._open(given if given >= 0 else _number("RANK", 0), size if size > 0 else _number("WORLD_SIZE", 1))
+            result = init(*args, **kwargs)
+            if self._pid == os.getpid():
+                heartbeat.begin(TRAINING, self._steps)
+            return result
+
+        places: tuple[Any, ...] = (groups, dist)
+        for owner in places:
+            owner.init_process_group = new_init
+
+    def patch_loaders(self) -> None:
+        """Notes when the training waits for a batch, and how long a batch takes to load."""
+        next_batch = ITERATOR.__next__
+
+        @functools.wraps(next_batch)
+        def new_next(iterator: Any) -> Any:
+            if get_worker_info() is not None or not self._is_rank():
+                return next_batch(iterator)
+            heartbeat.begin(LOADING, self._steps)
+            began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+            try:
+                return next_batch(iterator)
+            finally:
+                if threading.get_ident() == self._thread:
+                    took, cpu = time.perf_counter_ns() - began, time.thread_time_ns() - cpu
+                    ahead = getattr(iterator, "_prefetch_factor", None) or 0  # a private name, that not every kind has
+                    heartbeat.loaded(took, cpu, getattr(iterator, "_num_workers", 0), ahead)
+                heartbeat.begin(TRAINING, self._steps)
+
+        ITERATOR.__next__ = new_next
+        for fetcher in FETCHERS:
+            self._patch_fetch(fetcher)
+
+    def _patch_fetch(self, fetcher: Any) -> None:
+        fetch = fetcher.fetch
+
+        @functools.wraps(fetch)
+        def new_fetch(fetching: Any, index: Any) -> Any:
+            info = get_worker_info()
+            if info and self._worker_pid != os.getpid():
+                self._worker_pid = os.getpid()
+                heartbeat.is_worker(info.id)
+            began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+            try:
+                return fetch(fetching, index)
+            finally:
+                heartbeat.fetched(time.perf_counter_ns() - began, time.thread_time_ns() - cpu)
+
+        fetcher.fetch = new_fetch
+
+    def stepped(self, *_: Any) -> None:
+        """Notes an optimizer step."""
+        if torch.compiler.is_compiling() or not self._is_rank():
+            return
+        self._steps += 1
+        heartbeat.step(self._steps, TRAINING)
+
+    def forked(self) -> None:
+        """Notes that this process was forked from a rank: it is none, until it does what ranks do."""
+        heartbeat.leave()
+
+    def _is_rank(self) -> bool:
+        """Whether this process is a rank. One that a rank has forked becomes one by its process group alone."""
+        if not self._pid:
+            self._open(_number("RANK", 0), _number("WORLD_SIZE", 1))
+        return self._pid == os.getpid()
+
+    def _open(self, rank: int, size: int) -> None:
+        """Becomes a rank, where no other process of this command is that one."""
+        if os.getpid() in (self._pid, self._beside):
+            return
+        file = self._folder / f"pid-rank{rank}"
+        if _is_alive(file):  # a second training, beside the first
+            self._beside = os.getpid()
+            return
+        self._pid, self._rank, self._steps = os.getpid(), rank, 0
+        self._thread = threading.get_ident()
+        heartbeat.open(file_of(self._folder, rank))
+        heartbeat.describe(size, threading.get_native_id())
+        heartbeat.begin(STARTING)
+        with suppress(OSError):
+            for old in (self._folder / f"error-rank{rank}.json", file):  # of an attempt before a restart
+                old.unlink(missing_ok=True)
+            stacks = open(self._folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
+            faulthandler.register(STACKS, file=stacks, all_threads=True)
+        from samestep.rank import flight_recorder  # here: most processes that import torch are no ranks
+        from samestep.records.files import replace_text
+
+        flight_recorder.serve(self._folder, rank)
+        with suppress(OSError):
+            replace_text(file, f"{os.getpid()}@{socket.gethostname()}")
+        self._note_errors()
+        atexit.register(self._ends)
+
+    def _ends(self) -> None:
+        if self._pid == os.getpid():
+            heartbeat.begin(ENDING, self._steps)
+
+    def _note_errors(self) -> None:
+        """Writes down the exception that ends the rank, and lets it be printed as before."""
+        before, pid = sys.excepthook, os.getpid()
+
+        def new_hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if os.getpid() == pid and not isinstance(error, KeyboardInterrupt):
+                with suppress(Exception):
+                    self._write(error)
+            before(kind, error, trace)
+
+        sys.excepthook = new_hook
+
+    def _write(self, error: BaseException) -> None:
+        from samestep.message import message
+        from samestep.rank.membership import says_lost
+        from samestep.records.files import write
+        from samestep.records.record import RankError
+
+        frames = traceback.extract_tb(error.__traceback__)
+        users = [frame for frame in frames if is_users_code(frame.filename)] or frames
+        line = f"{Path(users[-1].filename).name}:{users[-1].lineno}, {users[-1].name}" if users else None
+        text = (str(error).strip().splitlines() or [""])[0]
+        said = message("exception_at_line", kind=type(error).__name__, text=text, line=line)
+        trace = "".join(traceback.format_exception(error))
+        path = self._folder / f"error-rank{self._rank}.json"
+        write(path, RankError(self._rank, "crash", said, time.time(), trace, says_lost(error)))
+
+
+def _is_alive(file: Path) -> bool:
+    """Whether the process that a pid file names lives."""
+    with suppress(OSError):
+        return os.path.exists(f"/proc/{file.read_text().partition('@')[0]}")
+    return False
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else otherwise

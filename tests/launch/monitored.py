@@ -1,0 +1,122 @@
+"""A training as tutorials have it, which no tool has edited, with a fault on rank 1 of which samestep monitor tells.
+
+    torchrun --nproc-per-node 2 monitored.py FAULT [STEPS] [SECONDS OF A STEP]
+
+A line that ends with `# at: FAULT` is the one that must be named.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+FAULT = sys.argv[1]
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+STEP_S = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+AT = 6  # the step of the fault
+ROWS = 4
+LEAKED: list[torch.Tensor] = []
+
+
+def told(fault):
+    """Notes when the training begins to hang, for tests and benchmarks."""
+    if fault == FAULT:
+        with open("hung", "w") as file:
+            file.write(str(time.time()))
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return STEPS * ROWS * dist.get_world_size()
+
+    def __getitem__(self, index):
+        step = index // (ROWS * dist.get_world_size())
+        if FAULT in ("dataset", "worker") and step == AT and index % 2 == 1:
+            told(FAULT)
+            time.sleep(10_000)  # at: dataset, worker
+        if FAULT == "loader" or (FAULT == "slow_data" and index % 2 == 1):
+            time.sleep(0.02)  # at: slow_data
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(8, generator=generator), index % 2
+
+
+def spin():
+    until = time.thread_time() + 0.1
+    while time.thread_time() < until:
+        pass  # at: slow_compute
+
+
+def fail(step, rank):
+    """What goes wrong at a step on rank 1 alone."""
+    if FAULT == "sleep":
+        told(FAULT)
+        time.sleep(10_000)  # at: sleep
+    if FAULT == "loop":
+        told(FAULT)
+        while True:
+            step += 1  # at: loop
+    if FAULT == "lock":
+        told(FAULT)
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()  # at: lock
+    if FAULT == "stop":
+        told(FAULT)
+        os.kill(os.getpid(), signal.SIGSTOP)  # at: stop
+    if FAULT == "branch":
+        told(FAULT)
+        dist.barrier()  # at: branch
+    if FAULT == "error":
+        raise ValueError("a wrong row")  # at: error
+    if FAULT == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = Rows()
+    sampler = DistributedSampler(rows, shuffle=False)
+    loader = DataLoader(rows, ROWS, sampler=sampler, num_workers=1 if FAULT == "worker" else 0)
+    began = 0.0
+    for step, (inputs, labels) in enumerate(loader):
+        if step == AT and rank == 1:
+            fail(step, rank)
+            if FAULT == "early":
+                told(FAULT)
+                break
+        if FAULT == "slow_compute" and rank == 1:
+            spin()
+        if FAULT == "leak":
+            LEAKED.append(torch.ones(1 << 20))
+        if FAULT == "evaluation" and step == AT:  # merely long, and on a processor
+            until = time.monotonic() + 12
+            while time.monotonic() < until:
+                spin()
+        time.sleep(STEP_S)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if FAULT == "clock" and step == STEPS // 10:
+            began = time.perf_counter()
+    if FAULT == "clock" and rank == 0:
+        print(f"a step took {1e3 * (time.perf_counter() - began) / (STEPS - STEPS // 10 - 1)} ms", flush=True)
+    if FAULT == "early" and rank == 1:
+        time.sleep(10_000)  # its connections stay open
+    print(f"rank {rank} is done", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

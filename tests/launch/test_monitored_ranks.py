@@ -1,0 +1,135 @@
+"""samestep monitor in front of a training that nobody has edited: which rank and which line it names, and when none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from budget import budget, wait_until
+from command import samestep
+from samestep.launch import monitored_ranks
+from samestep.launch.rank_meter import own_bytes
+
+SCRIPT = Path(__file__).with_name("monitored.py")
+QUICK = "sleep"  # without `make check`
+HANGS = {
+    "sleep": "rank 1 has not entered all_reduce ",
+    "loop": "rank 1 has not entered all_reduce ",
+    "lock": "rank 1 has not entered all_reduce ",
+    "dataset": "rank 1 has not entered all_reduce ",
+    "worker": "rank 1 has not entered all_reduce ",
+    "stop": "rank 1 is stopped",
+    "early": "rank 1 has not entered all_reduce ",
+    "branch": "rank 1 has waited for ",
+}
+
+
+def lines_of(fault: str) -> list[int]:
+    """The lines of the script that must be named for a fault."""
+    lines = enumerate(SCRIPT.read_text().splitlines(), 1)
+    return [number for number, line in lines if fault in line.partition("# at: ")[2].split(", ")]
+
+
+def monitored(
+    fault: str, folder: Path, *options: str, steps: int = 12, step_s: float = 0.0, nproc: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script with a fault under the monitor, by torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    launch += [str(SCRIPT), fault, str(steps), str(step_s)]
+    return samestep("monitor", *options, "--", *launch, out=None, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    "fault", [fault if fault == QUICK else pytest.param(fault, marks=pytest.mark.check) for fault in HANGS]
+)
+def test_the_rank_that_hangs_and_its_line_are_named(fault: str, tmp_path: Path) -> None:
+    options = ["--out", "out", "--stall", f"{budget(2):g}", "--end-hung"]
+    done = monitored(fault, tmp_path, *options)
+    assert done.returncode == 1, done.stderr
+    assert f"samestep: {HANGS[fault]}" in done.stderr
+    lines = lines_of(fault) if fault != "early" else []
+    assert all(f"monitored.py:{line}, " in done.stderr for line in lines), done.stderr
+    report = (tmp_path / "out" / "hang.txt").read_text()
+    assert "\nrank 0 (" in report and "\nrank 1 (" in report
+
+
+@pytest.mark.check
+def test_a_healthy_training_is_passed_over(tmp_path: Path) -> None:
+    done = monitored("none", tmp_path, "--out", "out", "--stall", f"{budget(2):g}", "--end-hung")
+    said = [line for line in done.stderr.splitlines() if line.startswith("samestep: ")]
+    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stderr
+    assert [line.split()[1] for line in said] == ["used", "the", "samples:"], said
+
+
+@pytest.mark.check
+def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
+    """It has no batches and steps of its own, and is told from a hang by its work."""
+    done = monitored("evaluation", tmp_path, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / "hang.txt").exists()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("error", "rank 1 failed first: ValueError: a wrong row, at monitored.py:"),
+        ("kill", "rank 1 ended first, after 6 optimizer steps, without an exception"),
+    ],
+)
+def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) -> None:
+    done = monitored(fault, tmp_path, "--out", "out")
+    assert done.returncode == 1
+    assert f"samestep: {says}" in done.stderr
+
+
+def test_work_is_told_from_rest() -> None:
+    rest, more = monitored_ranks._Work(0), monitored_ranks._Work(0)
+    more.at = rest.at + 10.0
+    more.cpu_s = 10.0 * monitored_ranks.WORK_SHARE / 2
+    assert not more.is_more_than(rest)
+    more.cpu_s *= 4
+    assert more.is_more_than(rest)
+    more.cpu_s, more.io_bytes = 0.0, 2 * monitored_ranks.WORK_BYTES
+    assert more.is_more_than(rest)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("fault", "says", "why"),
+    [
+        ("slow_compute", "rank 1 is slow: ", "it computes for "),
+        ("slow_data", "rank 1 is slow: ", "for data, and the others "),
+        ("loader", "the training waits ", "num_workers="),
+        ("none", "", ""),
+    ],
+)
+def test_what_makes_the_training_slow_is_named(fault: str, says: str, why: str, tmp_path: Path) -> None:
+    steps = {"slow_compute": 120, "none": 300}.get(fault, 200)
+    done = monitored(fault, tmp_path, "--out", "out", steps=steps, step_s=0.04 if fault == "none" else 0.0)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(("samestep: rank", "samestep: the training"))]
+    assert len(said) == bool(says) and all(says in line and why in line for line in said), done.stderr
+
+
+def test_memory_that_a_worker_has_copied_is_its_own() -> None:
+    """Pages that processes share count once in all; the resident set counts them in each."""
+    held = bytearray(b"x") * (64 << 20)
+    reader, writer = os.pipe()
+    before = own_bytes(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)
+        held[::4096] = bytes(len(held) // 4096)
+        os.read(reader, 1)
+        os._exit(0)
+    shared = own_bytes(child)
+    os.write(writer, b"1")
+    wait_until(lambda: own_bytes(child) > shared + (24 << 20), "the child has no pages of its own")
+    assert shared < before
+    os.write(writer, b"2")
+    os.waitpid(child, 0)

@@ -1,0 +1,62 @@
+"""`samestep check` of the stages of a pipeline: the healthy twins, and some of their faults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from recorder.plant import checked
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
+
+from corpus.faults.pipelines import FAULTS
+from corpus.healthy import RANKS
+from corpus.twin import SCRIPTS, Fault, Healthy, file_of, text_of
+
+HEALTHY = [
+    Healthy("pipeline", "--schedule ZBVZeroBubble --tied --clip 0.3"),
+    Healthy("pipeline", "--schedule InterleavedZeroBubble --dropout 0.1"),
+    Healthy("pipeline_replicas", "--ddp"),
+]
+NAMED = ["tied_copies_not_summed", "clipped_by_stage_norms", "micro_batches_left_out", "gradients_added_over_stages"]
+NAMED += ["stages_of_other_models", "stages_read_other_rows", "stage_not_reduced_over_replicas"]
+PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAMED]
+LINEAR = "self.layers = nn.ModuleList("
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [pytest.param(twin, id=twin.name, marks=() if "tied" in twin.name else pytest.mark.check) for twin in HEALTHY],
+)
+def test_a_healthy_pipeline_is_right(twin: Healthy, tmp_path: Path) -> None:
+    ranks = RANKS.get(twin.script, 2)
+    results = checked(text_of(twin), tmp_path, script_arguments=twin.arguments.split(), nproc=ranks)
+    assert results.answer == "right", results.findings
+    assert all(finding.answer != "warning" for finding in results.findings)
+    assert any(finding.question == "replayed gradient" for finding in results.findings)
+    assert any(note.id == "pipeline_of_ranks" for note in results.notes)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
+def test_a_fault_of_a_pipeline_is_named(fault: Fault, tmp_path: Path) -> None:
+    ranks = RANKS.get(fault.script, 2)
+    results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
+    assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
+    assert results.answer == "differs"
+
+
+@pytest.mark.check
+def test_stages_that_are_not_the_whole_model_are_unknown(tmp_path: Path) -> None:
+    text = (SCRIPTS / file_of("pipeline")).read_text()
+    forward = "    def forward(self, x):\n        if self.embed is not None:"
+    # What a stage computes depends on how often it was called: played again, it is another.
+    calls = "    calls = 0\n\n    def forward(self, x):\n        self.calls += 1\n        if self.head is not None:\n"
+    calls += "            x = x * (1 + 0.01 * self.calls)\n        if self.embed is not None:"
+    assert text.count(forward) == 1
+    results = checked(text.replace(forward, calls), tmp_path, nproc=2)
+    assert results.answer == "unknown", results.findings
+    said = next(finding for finding in results.findings if finding.question == "replay")
+    assert said.message.fields["why"].id == "chain_has_another_loss"

@@ -1,0 +1,67 @@
+"""What is said of ranks that are slow, wait for data or grow; and of those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from samestep.records.monitor import RankUse
+from samestep.report.figures.rank_findings import extra_contexts, findings
+
+HEALTHY = RankUse(
+    rank=0,
+    steps=100,
+    seconds=20.0,
+    loading_s=0.1,
+    compute_s=15.0,
+    queue_s=0.2,
+    late_share=0.02,
+    fetches=100,
+    fetch_s=2.0,
+    fetch_cpu_s=2.0,
+    workers=2,
+    prefetch=2,
+    first_memory=1 << 30,
+    memory=1 << 30,
+    workers_first_memory=1 << 28,
+    workers_memory=1 << 28,
+)
+LATE = {"rank": 1, "late_share": 0.5}
+
+
+def said(first: RankUse, second: RankUse, cores: float = 16) -> list[tuple[str, str]]:
+    found = findings([first, second], cores)
+    return [(each.id, getattr(each.fields.get("why", each.fields.get("advice")), "id", "")) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, []),
+        ({**LATE, "steps": 5}, []),  # too few to judge by
+        ({**LATE, "loading_s": 10.0}, [("rank_is_slow", "slow_by_loading")]),
+        ({**LATE, "compute_s": 25.0}, [("rank_is_slow", "slow_by_computing")]),
+        ({**LATE, "queue_s": 10.0}, [("rank_is_slow", "slow_by_waiting_for_a_processor")]),
+        (LATE, [("rank_is_slow", "slow_outside_of_loading_and_computing")]),
+        ({"memory": 2 << 30}, [("memory_of_rank_grows", "")]),
+        ({"workers_memory": 1 << 30}, [("memory_of_workers_grows", "")]),
+    ],
+)
+def test_one_rank_is_judged_by_the_others(changes: dict[str, float], says: list[tuple[str, str]]) -> None:
+    assert said(HEALTHY, replace(HEALTHY, **{"rank": 1} | changes)) == says
+
+
+def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
+    loads = replace(HEALTHY, loading_s=12.0, compute_s=7.0, fetch_s=40.0, fetch_cpu_s=40.0)
+    assert said(loads, replace(loads, rank=1)) == [("training_waits_for_its_loader", "workers_would_keep_up")]
+    talks = replace(HEALTHY, compute_s=5.0)
+    assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
+
+
+def test_a_context_on_gpu_0_is_extra_beside_one_on_another() -> None:
+    pids = {0: 10, 1: 11}
+    assert extra_contexts(pids, [{10: 5}, {11: 7}]) is None
+    assert extra_contexts({0: 10}, []) is None
+    found = extra_contexts(pids, [{10: 5, 11: 3}, {11: 7}])
+    assert found and found.id == "ranks_hold_a_context_on_gpu_0" and found.fields["ranks"] == [1]
