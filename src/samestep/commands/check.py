@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from samestep import launch
+from samestep.commands.check_by_hand import judged_by_hand
 from samestep.commands.check_replay import replay
 from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
 from samestep.commands.failed_check import with_lines
@@ -59,13 +60,20 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     try:
         plan, ranks, record = record_script(options, plan, command)
         sources = read_sources(files_of(ranks))
-        results = with_coefficients(judge(plan, ranks, record, typed_command()), ranks, sources)
+
+        def play(replay_folder: Path) -> Record:
+            return _run(options, replay_folder, 1)
+
+        results = judge(plan, ranks, record, typed_command())
+        results = with_coefficients(results, ranks, sources)
         if PipelineLayout.of(ranks):
             pass  # the ranks have played the chain of their stages, which is judged already
+        elif keep and (by_hand := judged_by_hand(results, plan, ranks, record, play)):
+            results = by_hand
         elif keep and results.answer == "differs" and not one_process_decides(results.findings):
             results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
-            findings = replay(plan, ranks, record, lambda replay_folder: _run(options, replay_folder, 1))
+            findings = replay(plan, ranks, record, play)
             results = with_replay(results, findings)
     finally:
         fork_client.close()

@@ -17,7 +17,8 @@ from pathlib import Path
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import pipeline_stages
-from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
+from samestep.proof.script.by_hand import ByHand
+from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.files import read, write
@@ -53,9 +54,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
     if why := _why_not(ranks, folder):
         return [not_replayed(why)]
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
-        work = Path(temporary, *["root", *["folder"] * LEVELS, *Path.cwd().parts[1:]][-LEVELS - 1 :])
-        copy_folder(Path.cwd(), work, plan.started_at, folder)
-        copy_beside(plan, work)
+        work = work_folder(plan, Path(temporary))
         layout = Layout.of(ranks)
         try:
             result, told_ranks = _play_or_tell(plan, ranks, work, run, layout)
@@ -69,6 +68,14 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
     return [of_one_replica(finding, layout, told_ranks) for finding in findings] if layout else findings
 
 
+def work_folder(plan: ScriptPlan, temporary: Path) -> Path:
+    """Returns a copy of the working directory, below a temporary folder."""
+    work = Path(temporary, *["root", *["folder"] * LEVELS, *Path.cwd().parts[1:]][-LEVELS - 1 :])
+    copy_folder(Path.cwd(), work, plan.started_at, Path(plan.out))
+    copy_beside(plan, work)
+    return work
+
+
 def _play_or_tell(
     plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, layout: Layout | None
 ) -> tuple[ReplayRecord, int]:
@@ -76,14 +83,14 @@ def _play_or_tell(
     that there are as many as a replica has. Returns how many it was told, too."""
     told = 1
     try:
-        result = _play(plan, ranks, work, run, layout=layout)
+        result = play(plan, ranks, work, run, layout=layout)
     except TrainingFailed:
         told = len(layout.replicas[0]) if layout else 1
         if told == 1:
             raise
-        result = _play(plan, ranks, work, run, layout=layout, told_ranks=told)
+        result = play(plan, ranks, work, run, layout=layout, told_ranks=told)
     if result.needs_turns:
-        result = _play(plan, ranks, work, run, layout=layout, in_turn=True, told_ranks=told)
+        result = play(plan, ranks, work, run, layout=layout, in_turn=True, told_ranks=told)
     return result, told
 
 
@@ -93,23 +100,22 @@ def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:
         return message("no_step_to_replay")
     if not Layout.of(ranks) and len(pipeline_stages(ranks)) > 1:
         return message("pipeline_stages_not_replayed")
-    if by_hand := divided_by_hand(ranks):
-        return message("layers_divided_by_hand", ranks=by_hand)
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
     return None
 
 
-def _play(
+def play(
     plan: ScriptPlan,
     ranks: Sequence[ScriptRecord],
     work: Path,
     run: Run,
     *,
-    layout: Layout | None,
+    layout: Layout | ByHand | None,
     in_turn: bool = False,
     told_ranks: int = 1,
 ) -> ReplayRecord:
+    """Plays a record once. layout: of ranks that share out a model."""
     folder, steps = Path(plan.out) / REPLAY_FOLDER, ranks[0].steps
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -124,6 +130,7 @@ def _play(
         alone=ranks[0].alone,
         readers=layout.readers(ranks) if layout else [],
         told_ranks=told_ranks,
+        by_hand=layout.replicas if isinstance(layout, ByHand) else [],
     )
     of_one_process = replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False)
     write(folder / PLAN, replace(of_one_process, replay=replay_plan))

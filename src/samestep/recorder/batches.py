@@ -282,7 +282,31 @@ class Outputs:
     def are_all_of(self, inputs: Any) -> bool:
         """Whether all tensors of a model's inputs are these, or share their memory."""
         tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
-        return bool(tensors) and all(StorageWeakRef(tensor.untyped_storage()) in self._known for tensor in tensors)
+        known = all(StorageWeakRef(tensor.untyped_storage()) in self._known for tensor in tensors)
+        # A view of some of them is another one.
+        whole = all(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() for tensor in tensors)
+        return bool(tensors) and known and whole
+
+
+def are_pieces(inputs: Any, parts: Sequence[Any]) -> bool:
+    """Whether inputs hold the elements of several ranks' pieces of them, in whichever order these were cut."""
+    whole, of_parts = _leaves(inputs), [_leaves(part) for part in parts]
+    if not whole or any(len(leaves) != len(whole) for leaves in of_parts):
+        return False
+    for number, tensor in enumerate(whole):
+        pieces = [leaves[number] for leaves in of_parts]
+        if all(torch.equal(piece, tensor) for piece in pieces):
+            continue
+        together = torch.cat([piece.flatten() for piece in pieces])
+        if together.numel() != tensor.numel() or not torch.equal(
+            together.sort().values, tensor.flatten().sort().values
+        ):
+            return False
+    return True
+
+
+def _leaves(data: Any) -> list[Tensor]:
+    return [leaf.detach().cpu() for leaf in leaves_of(data) if isinstance(leaf, Tensor)]
 
 
 def _tensors(data: Any) -> list[Tensor]:

@@ -44,6 +44,29 @@ def leave_losses_whole() -> None:
             setattr(loss, name, lambda: None)
 
 
+def make_groups_of_one_rank() -> None:
+    """Makes each process group that the script asks for one of the only rank, unless it is one of others alone."""
+    groups: Any = sys.modules["torch.distributed.distributed_c10d"]
+    new_group = groups.new_group
+
+    @functools.wraps(new_group)
+    def new_new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if ranks is not None and 0 not in ranks:
+            return torch.distributed.GroupMember.NON_GROUP_MEMBER
+        return new_group(None if ranks is None else [0], *args, **kwargs)
+
+    def new_enumeration(ranks_per_subgroup_list: Any, *args: Any, **kwargs: Any) -> Any:
+        known = {"timeout", "backend", "pg_options", "group_desc"}
+        return new_new_group([0], **{name: value for name, value in kwargs.items() if name in known}), [None]
+
+    def new_subgroups(group_size: Any = None, group: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new_enumeration([[0]], **kwargs)
+
+    torch.distributed.new_group = groups.new_group = new_new_group
+    torch.distributed.new_subgroups_by_enumeration = groups.new_subgroups_by_enumeration = new_enumeration
+    torch.distributed.new_subgroups = groups.new_subgroups = new_subgroups
+
+
 def tell_ranks(number: int) -> None:
     """Tells the script that there are so many ranks, where it cannot run as one: as one that divides them by the size
     of its tensor-parallel group. torch knows that there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,6 +24,7 @@ WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_
 PIPELINES = "torch.distributed.pipelining.stage"
 ROUND_TO = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 SAMPLED = 1024  # elements of a weight
+Cut = Callable[[str, Tensor], dict[str, Tensor]]  # of a parameter and its gradient, those of the ranks that hold it
 LOSSY = ("powerSGD", "quantization", "post_localSGD")  # of torch's own: a mean only at first, or never
 
 
@@ -131,8 +132,8 @@ class Parameters:
     """The parameters that are trained, and the weights that are not.
 
     by_name: the trained ones. start: digests of the first weights. shards: names of those each element of which is on
-    one rank. splits: whether they are of a tensor-parallel model. on_gradient, on_clip: called with each gradient that
-    this rank computes, and before FSDP clips.
+    one rank. splits: whether they are of a tensor-parallel model. cut: cuts gradients into what ranks hold of them.
+    on_gradient, on_clip: called with each gradient that this rank computes, and before FSDP clips.
     """
 
     def __init__(self, world_size: int, on_gradient: OnGradient, on_clip: OnClip) -> None:
@@ -140,6 +141,8 @@ class Parameters:
         self.start: dict[str, int] = {}
         self.shards: list[str] = []
         self.splits = False
+        self.shapes: dict[str, list[int]] = {}
+        self.cut: Cut | None = None
         self.flattened = Flattened(world_size)
         self._world_size, self._on_gradient, self._on_clip = world_size, on_gradient, on_clip
         self._names: dict[int, str] = {}  # id of a parameter -> its name
@@ -190,6 +193,7 @@ class Parameters:
             if name in self.by_name:  # of another model
                 name = f"{type(module).__name__} {len(self._modules)}: {name}"
             names[id(parameter)], self.by_name[name] = name, parameter
+            self.shapes[name] = [*parameter.shape]
         self._names |= names
         self._watch_gradients(module, names)
         self._digests = sharding.digests_of(self.by_name)
@@ -268,6 +272,9 @@ class Parameters:
             for name, gradient in plain_gradients.items():
                 if is_shard(gradient):
                     self.pieces.note(TAKEN.format(name), gradient, self._data.get(id(self.by_name[name]), 0))
+        if self.cut:
+            pieces = {n: p for name, g in plain_gradients.items() for n, p in self.cut(name, g).items()}
+            return {name: sharding.sums_of_part(piece) for name, piece in pieces.items()}
         return flat | {name: sharding.sums_of_part(gradient) for name, gradient in plain_gradients.items()}
 
     def still(self) -> float | None:

@@ -31,6 +31,7 @@ from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
+from samestep.recorder.talks import FirstForward, Talks
 from samestep.recorder.untrained import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
@@ -198,6 +199,7 @@ class Recorder:
         self._row_draws = RowDraws(self._folder, world.rank, self._randoms)
         self._reductions = patches.Reductions()
         folder = Path.cwd() if plan.module else Path(plan.script).parent
+        self.talks, self._first_forward = Talks(world.rank), FirstForward(self._sites_are_users)
         self._located = WeakSet[nn.Module]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
         self.pipelines = Pipelines(
@@ -279,6 +281,9 @@ class Recorder:
             divides_inputs=self.parameters.pieces.divides_inputs,
             reduces_in_forward=self._reduces_in_forward,
             stages=self.pipelines.records(),
+            talks=self.talks.records(),
+            shapes=self.parameters.shapes,
+            modules=self._first_forward.modules,
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -309,10 +314,14 @@ class Recorder:
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
         before, begun = self.timed(self._randoms.before)(step), self._reductions.begun
-        output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
+        with self.talks.forward(), self._first_forward.watched(module):
+            output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
         self.timed(self._randoms.after)(step, before)
         self._reduces_in_forward |= self._reductions.begun > begun
         return output
+
+    def _sites_are_users(self, file: str) -> bool:
+        return self._sites.is_users(file)
 
     def _note_forward(self, call: Call, module: nn.Module) -> None:
         self._sites.note(call, type(module).__name__)

@@ -18,6 +18,7 @@ from samestep.rank.shards import block_of
 from samestep.recorder.batches import (
     CannotJoin,
     RowOrder,
+    are_pieces,
     is_joined,
     is_rescaled_by_rank,
     joined,
@@ -27,11 +28,17 @@ from samestep.recorder.batches import (
     order_of_values,
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
-from samestep.recorder.one_rank import leave_losses_whole, make_meshes_of_one_rank, tell_ranks
+from samestep.recorder.one_rank import (
+    leave_losses_whole,
+    make_groups_of_one_rank,
+    make_meshes_of_one_rank,
+    tell_ranks,
+)
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
+from samestep.recorder.whole_weights import WholeWeights
 from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
 
@@ -46,7 +53,12 @@ class ReplayPlayer:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
         self._ranks = self._read(folder)
-        self._start, self._end = (_weights(folder, name, self._ranks) for name in (START, END))
+        # Of a model that the script divides itself, what is whole shows when the model is there.
+        self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
+        self._start, self._end = (
+            (self._hand.buffers(name) if self._hand else _weights(folder, name, self._ranks)) for name in (START, END)
+        )
+        self._all_ranks = self._ranks
         self._divided = bool(plan.readers)
         if plan.readers:
             self._ranks = [self._ranks[rank] for rank in plan.readers]
@@ -107,6 +119,8 @@ class ReplayPlayer:
             self.stop(why)
         make_meshes_of_one_rank()
         leave_losses_whole()
+        if self._hand:
+            make_groups_of_one_rank()
         if self.told_ranks > 1:
             tell_ranks(self.told_ranks)
         self._recorder.on_restart = self._forget
@@ -139,6 +153,7 @@ class ReplayPlayer:
             distances=self._distances(),
             base_rates=self._base_rates,
             recorded_base_rates=self._ranks[0].base_rates,
+            held=self._hand.held if self._hand else {},
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
         )
 
@@ -244,6 +259,8 @@ class ReplayPlayer:
             near, known = NEAR_ROWS[bool(self._recorder.steps)], order_of_rows(rows, [f.rows for f in forwards])
             if known is None and all(inputs is not None for inputs in given):
                 known = order_of_values((args, kwargs), given, near)
+            if known is None and self._are_pieces(self._forwards - 1, (args, kwargs)):
+                known = order
             if known is None and near == NEAR_ROWS[0] and is_rescaled_by_rank((args, kwargs), given):
                 self.stop(message("rows_normalised_by_own_rank"))
             if known is not None and not known.keeps_ranks:
@@ -252,6 +269,13 @@ class ReplayPlayer:
                 self.stop(message("replay_reads_other_rows"))
             order = known or order
         return args, kwargs, order
+
+    def _are_pieces(self, place: int, inputs: Any) -> bool:
+        """Whether a forward's inputs are what the ranks of the replicas were given pieces of."""
+        if not self._hand:
+            return False
+        given = [data.forwards[place].inputs for data in self._all_ranks]
+        return all(inputs is not None for inputs in given) and are_pieces(inputs, given)
 
     def _call_by_rank(
         self,
@@ -302,6 +326,8 @@ class ReplayPlayer:
         new = {name: parameter for name, parameter in parameters.items() if name not in self._loaded}
         if not new:
             return
+        if self._hand:
+            self._put_together(self._hand, new)
         for name, parameter in new.items():
             if name not in self._start or self._start[name].shape != parameter.shape:
                 self.stop(message("other_parameter_in_one_process", parameter=name))
@@ -310,8 +336,15 @@ class ReplayPlayer:
             for name, parameter in new.items():
                 block_of(parameter).copy_(self._start[name])
             for name, buffer in buffers(module).items():
-                if f"buffer {name}" in self._start:
+                if f"buffer {name}" in self._start and self._start[f"buffer {name}"].shape == buffer.shape:
                     buffer.copy_(self._start[f"buffer {name}"])
+
+    def _put_together(self, hand: WholeWeights, new: dict[str, nn.Parameter]) -> None:
+        """Puts the weights of a model that the script divides itself together."""
+        if missing := hand.add(new):
+            self.stop(message("weights_not_put_together", parameter=missing))
+        self._start, self._end = (states | hand.whole(n) for states, n in ((self._start, START), (self._end, END)))
+        self._recorder.parameters.cut = hand.cut
 
     # Random numbers beside the model
 

@@ -115,13 +115,21 @@ class ReplaySaver:
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
         self._save()
+        self._drop_copies()
         write_state(self._folder, self._world.rank, START, self._start)
         write_state(self._folder, self._world.rank, END, self._weights(self._recorder.parameters.by_name))
 
     def _weights(self, named: Mapping[str, Tensor]) -> Weights:
-        """Returns copies of what this rank alone holds of tensors, on the CPU; rank 0's are the whole ones, too."""
-        held = {name: t for name, t in named.items() if self._world.rank == 0 or name in self.data.places}
+        """Returns copies of what this rank alone may hold of tensors, on the CPU; rank 0's are the whole ones, too."""
+        # Whether each rank holds another part of a model that the script divides itself, shows in its first forward.
+        every = self._world.rank == 0 or not self._recorder.steps or bool(self._recorder.talks)
+        held = {name: t for name, t in named.items() if every or name in self.data.places}
         return {name: block_of(tensor).cpu().clone() for name, tensor in held.items()}
+
+    def _drop_copies(self) -> None:
+        """Drops the first weights where rank 0 keeps the same."""
+        if self._world.rank and not self._recorder.talks:
+            self._start = {name: tensor for name, tensor in self._start.items() if name in self.data.places}
 
     def _save(self) -> None:
         path = self._folder / KEPT.format(self._world.rank)
@@ -238,6 +246,7 @@ class ReplaySaver:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._recorder.parameters.are_known:
             return
+        self._drop_copies()
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.data.base_rates.append(rates)
         momenta = [{key: group[key] for key in MOMENTA if key in group} for group in optimizer.param_groups]

@@ -82,6 +82,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         os.chdir(plan.replay.work)
         played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
+    recorder.talks.attach()
     recorder.attach()
     patch_own_ranks(record.world, played)
     seed_anew()  # a forked rank has the random state of all others

@@ -62,7 +62,8 @@ class _Held:
         place, sample = (tensor.data_ptr(), tensor._version), _sample(tensor)
         before, self.sample = self.sample, sample
         moved, self.place = place != self.place, place
-        if before is None or before.shape != sample.shape:
+        # FSDP2 puts a DTensor in a plain tensor's place.
+        if before is None or type(before) is not type(sample) or before.shape != sample.shape:
             return tensor, True, False
         changed = sample != before
         some = bool(changed.any())

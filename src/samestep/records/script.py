@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from samestep.message import Message
 from samestep.records.call_site import CallRecord, CallSite
+from samestep.records.divided_models import HeldPiece, ModuleRecord, TalkRecord
 from samestep.records.results import Divergence
 
 PLAN = "script-plan.json"  # a worker knows by this name what to do
@@ -55,7 +56,8 @@ class ReplayPlan:
     micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
     step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
     are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
-    many as a replica has where it cannot run as one.
+    many as a replica has where it cannot run as one. by_hand: the ranks of each replica of a model that the script
+    divides itself, if it does: its whole weights are put together of theirs.
     """
 
     record: str
@@ -68,6 +70,7 @@ class ReplayPlan:
     alone: int = 0
     readers: list[int] = field(default_factory=list)
     told_ranks: int = 1
+    by_hand: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -389,7 +392,8 @@ class ScriptRecord:
     is divided otherwise than by FSDP over all ranks: of its parameters, and of the arrays LOCAL (without a number),
     UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
     reduces_in_forward: whether the script has called all_reduce in a training forward. stages: that the rank holds of
-    a pipeline of torch.distributed.pipelining.
+    a pipeline of torch.distributed.pipelining. talks: of the groups whose ranks tell
+    each other what a model computes. shapes: of the parameters in `start`. modules: of the first training forward.
     """
 
     rank: int
@@ -422,6 +426,9 @@ class ScriptRecord:
     divides_inputs: bool = False
     reduces_in_forward: bool = False
     stages: list[StageRecord] = field(default_factory=list)
+    talks: list[TalkRecord] = field(default_factory=list)
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)
+    modules: list[ModuleRecord] = field(default_factory=list)
 
 
 # The replay in one process
@@ -442,7 +449,8 @@ class ReplayRecord:
 
     needs_turns: whether it is to be repeated with each rank's micro-batch in turn. micro_batches: of its first step; -1
     where that did not end. base_rates: of each step, the rates from which a schedule starts; recorded: the same of the
-    ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model.
+    ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model. held: of a
+    model that the script divides itself, parameter of one process -> what each rank of a replica holds of it.
     """
 
     why_not: Message | None = None
@@ -453,6 +461,7 @@ class ReplayRecord:
     base_rates: list[list[float]] = field(default_factory=list)
     recorded_base_rates: list[list[float]] = field(default_factory=list)
     means: bool = False
+    held: Mapping[str, list[HeldPiece]] = field(default_factory=dict)
 
 
 # What is found

@@ -68,6 +68,17 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--by-hand",
         "--by-hand --optimizer AdamW",
     ),
+    "megatron_layers": (
+        "",
+        "--tp 4",
+        "--clip 0.3",
+        "--accumulate 2",
+        "--optimizer AdamW",
+        "--dropout 0.1",
+        "--clip 0.3 --accumulate 2",
+    ),
+    "expert_layers": ("", "--local", "--optimizer AdamW"),
+    "context_layers": ("", "--how ulysses", "--clip 0.3", "--how ulysses --clip 0.3", "--optimizer AdamW"),
     "hybrid_shards": ("", "--clip 0.1", "--dropout 0.1", "--clip 0.1 --optimizer AdamW"),
     "pipeline": (
         "",
@@ -87,7 +98,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "pipeline_replicas": ("", "--ddp", "--gpipe", "--clip 0.1", "--ddp --optimizer AdamW"),
 }
-RANKS = {"pipeline_replicas": 4, "fsdp_tensor": 4, "hybrid_shards": 4}  # where two do not show the layout
+# Where two do not show the layout.
+RANKS = {"pipeline_replicas": 4, "megatron_layers": 4, "fsdp_tensor": 4, "hybrid_shards": 4}
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
 STARTS_RANKS_ITSELF = ("processes", "spawned")

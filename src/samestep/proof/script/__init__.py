@@ -9,6 +9,7 @@ from pathlib import PurePath
 from samestep.message import Message, message
 from samestep.proof.script.alike import alike
 from samestep.proof.script.beside_steps import collectives, randoms, saves
+from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.coefficients import with_one_process, without_coefficients
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
@@ -49,6 +50,7 @@ OF_HAND: tuple[Question, ...] = (  # what ranks that compute pieces have otherwi
     "random numbers",
     "evaluation",
     "frozen weights",
+    "updates",
 )
 OTHER_ROWS = "replica_reads_other_rows"
 OF_OTHER_ROWS = ("order", "gradient", "loss weight", "clipping", "weights")  # what other rows within a replica change
@@ -74,12 +76,8 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             findings += _divided_findings(ranks, layout, record)
         elif len(stages) > 1:
             findings += _stage_findings(stages, record)
-        elif by_hand := divided_by_hand(ranks):
-            said = message("layers_divided_by_hand", ranks=by_hand)
-            findings += [
-                Finding(finding.question, "unknown", said) if finding.question in OF_HAND else finding
-                for finding in _replica_findings(ranks, record)
-            ]
+        elif by_hand := _certainly_by_hand(ranks):
+            findings += _unknown_by_hand(_replica_findings(ranks, record), by_hand)
         else:
             findings += _replica_findings(ranks, record)
         findings += [collectives(ranks), saves(ranks), *alike(ranks)]
@@ -105,6 +103,31 @@ def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> Ch
     replayed = next((finding.answer for finding in replay_findings if finding.question == "replayed gradient"), None)
     findings = [with_one_process(finding, replayed) for finding in with_effects(results.findings, replay_findings)]
     return _with_findings(results, [*findings, *replay_findings])
+
+
+def without_by_hand(results: CheckResults, layout: ByHand, findings: Sequence[Finding]) -> CheckResults:
+    """Returns results with the answers about a model that the script divides itself; what these do not answer, of what
+    only such ranks have otherwise, is unknown."""
+    answered = {finding.question for finding in findings}
+    others = _unknown_by_hand(results.findings, layout.replicas[0])
+    # What the losses weigh shows in the gradient of one process.
+    if any(finding.question == "replayed gradient" and finding.answer != "unknown" for finding in findings):
+        others = [finding for finding in others if finding.question != "loss weight"]
+    together = [*(finding for finding in others if finding.question not in answered), *findings]
+    places = {finding.question: place for place, finding in reversed([*enumerate(results.findings)])}
+    together.sort(key=lambda finding: places.get(finding.question, len(places)))
+    return _with_findings(results, together)
+
+
+def _certainly_by_hand(ranks: Ranks) -> list[int]:
+    """Returns ranks that share out a model which the script divides itself, as far as their records tell alone."""
+    layout = ByHand.of(ranks)
+    return layout.replicas[0] if layout and layout.is_certain else divided_by_hand(ranks)
+
+
+def _unknown_by_hand(findings: Sequence[Finding], ranks: Sequence[int]) -> list[Finding]:
+    said = message("layers_divided_by_hand", ranks=list(ranks))
+    return [Finding(f.question, "unknown", said) if f.question in OF_HAND else f for f in findings]
 
 
 def with_coefficients(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:

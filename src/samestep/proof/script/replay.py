@@ -66,12 +66,12 @@ def judge_replay(
         return [not_replayed(message("replay_takes_other_steps", steps=steps, recorded=len(ranks[0].steps)))]
     sizes = [len(ranks), size or len(ranks)]
     gradients = _gradients(result, ranks, one_process, record=record, replay=replay, sizes=sizes)
-    findings = [gradients, _rates(result, ranks, one_process, size or len(ranks))]
+    findings = [gradients, replayed_rates(result, ranks, one_process, size or len(ranks))]
     if gradients.answer == "right" and (multiplied := multiplied_sum(ranks, one_process)):
         findings.append(multiplied)
     if (gradients.question, gradients.answer) == (GRADIENT, "unknown"):
         return [*findings, Finding(WEIGHT, "unknown", message("gradients_came_apart_before"))]
-    return [*findings, _weights(result, len(one_process.steps), coarser_of(ranks))]
+    return [*findings, replayed_weights(result, len(one_process.steps), coarser_of(ranks))]
 
 
 def _gradients(
@@ -258,7 +258,7 @@ def _are_even(ranks: Ranks, step: int) -> bool:
     )
 
 
-def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: int) -> Finding:
+def replayed_rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: int) -> Finding:
     """Compares the learning rates of each step with those that one process would have used."""
     steps = ranks[0].steps
     recorded, replayed = [step.rates for step in steps], [step.rates for step in one_process.steps]
@@ -340,7 +340,7 @@ def same_rates(first: Sequence[float], second: Sequence[float]) -> bool:
     return len(first) == len(second) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(first, second))
 
 
-def _weights(result: ReplayRecord, steps: int, coarser: float) -> Finding:
+def replayed_weights(result: ReplayRecord, steps: int, coarser: float) -> Finding:
     """Compares where the weights have gone with where one process has moved them."""
     moved = sum(distance.moved for distance in result.distances.values())
     off = sum(distance.off for distance in result.distances.values())

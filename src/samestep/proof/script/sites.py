@@ -353,6 +353,13 @@ LINES: Mapping[str, Sequence[Place]] = {
     "stages_begin_alike": (SEEDS, STAGE, parameter),
     "stages_of_other_models": (SEEDS, parameter, STAGE),
     "stages_read_other_rows": SHARING,
+    "gradient_scaled_along_axis": (REDUCTION, OF_GRADIENTS, *OF_RANKS, DIVISORS, GATHER, BACKWARD),
+    "not_reduced_along_axis": (beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
+    "gradient_incomplete_along_axis": (REDUCTION, parameter, FORWARD),
+    "module_computes_otherwise": (parameter, called("collective"), FORWARD),
+    "ranks_compute_otherwise": (called("collective"), parameter, FORWARD, BACKWARD),
+    "clipped_by_norm_of_copies": (called("clip"), OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
+    "pieces_begin_alike": (SEEDS, parameter),
     "collectives_in_another_order": (around(called("collective")), *PARTING),
 }
 QUESTIONS: Mapping[Question, Sequence[Place]] = {

@@ -1,6 +1,6 @@
 """The faults of the twins, by what they are about."""
 
-from corpus.faults import coefficients, control, data, layouts, losses, pipelines, schedules, state
+from corpus.faults import by_hand, coefficients, control, data, layouts, losses, pipelines, schedules, state
 
 FAULTS = (
     *data.FAULTS,
@@ -11,4 +11,5 @@ FAULTS = (
     *control.FAULTS,
     *layouts.FAULTS,
     *pipelines.FAULTS,
+    *by_hand.FAULTS,
 )

@@ -1,0 +1,66 @@
+"""Replays a script that may divide its model itself, and judges it as such where one process shows that it does."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from samestep.commands.check_replay import Run, play, work_folder
+from samestep.errors import TrainingFailed, UserError
+from samestep.message import Message, message
+from samestep.proof.script import without_by_hand
+from samestep.proof.script.by_hand import ByHand, Division
+from samestep.proof.script.judge_by_hand import by_hand_findings
+from samestep.proof.script.replay import not_replayed
+from samestep.records.files import read
+from samestep.records.record import Record
+from samestep.records.script import KEPT, REPLAY_FOLDER, CheckResults, ReplayRecord, ScriptPlan, ScriptRecord
+
+
+def judged_by_hand(
+    results: CheckResults, plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run: Run
+) -> CheckResults | None:
+    """Returns the results of a script that divides its model itself; None where it does not, and is to be judged as any
+    other."""
+    layout = ByHand.of(ranks)
+    if layout is None:
+        return None
+    played = _played(plan, ranks, layout, run)
+    if isinstance(played, Message):
+        return without_by_hand(results, layout, [not_replayed(played)]) if layout.is_certain else None
+    result, told_ranks = played
+    division = Division.of(layout, ranks, result)
+    if division is None:
+        return None
+    replayed = Path(plan.out) / REPLAY_FOLDER
+    one_process = read(ScriptRecord, replayed / "rank0.json")
+    if result.why_not or len(one_process.steps) != len(ranks[0].steps):
+        why = result.why_not or message(
+            "replay_takes_other_steps", steps=len(one_process.steps), recorded=len(ranks[0].steps)
+        )
+        return without_by_hand(results, layout, [not_replayed(why)])
+    findings = by_hand_findings(
+        division, ranks, one_process, result, record=record, replay=Record(replayed), told_ranks=told_ranks
+    )
+    noted = replace(results, notes=[division.described(), *results.notes])
+    return without_by_hand(noted, layout, findings)
+
+
+def _played(
+    plan: ScriptPlan, ranks: Sequence[ScriptRecord], layout: ByHand, run: Run
+) -> tuple[ReplayRecord, int] | Message:
+    """Returns how the replay went, and of how many ranks the script was told; or why there is none."""
+    if not all((Path(plan.out) / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
+        return message("batches_not_kept")
+    error: Exception | None = None
+    with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
+        work = work_folder(plan, Path(temporary))
+        for told in (1, layout.size):
+            try:
+                return play(plan, ranks, work, run, layout=layout, told_ranks=told), told
+            except (TrainingFailed, UserError) as failure:
+                error = error or failure
+    assert error is not None
+    return message("script_fails_in_one_process", error=getattr(error, "message", str(error)))

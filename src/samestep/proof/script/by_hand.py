@@ -1,0 +1,216 @@
+"""Ranks that share out a model which the script divides itself, with plain tensors: layers whose columns, rows or
+experts are on several ranks, or a sequence of which each computes a piece.
+
+Nothing in such a model says how it is divided. That ranks tell each other what a forward pass computes is a reason to
+try: the same script in one process has whole weights, and takes the ranks' pieces of them if they fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks
+from samestep.records.divided_models import HeldPiece
+from samestep.records.script import ReplayRecord, ScriptRecord
+
+SAME_LOSS = 1e-4  # relative
+SAME_SUMS = 1e-4
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """How the ranks of such a model may be arranged.
+
+    replicas: the ranks of each. shares_rows: whether ranks of a replica read the same rows. is_certain: whether these
+    ranks are no replicas of each other in any case.
+    """
+
+    replicas: list[list[int]]
+    read: list[int]
+    shares_rows: bool
+    is_certain: bool
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> ByHand | None:
+        """Returns how the ranks may share out a model; None where nothing says that they do."""
+        is_judged = all(rank.steps and not rank.pieces and not rank.steps[0].shards for rank in ranks)
+        if not is_judged or any(step.sharded for rank in ranks for step in rank.steps):
+            return None
+        groups = [{rank.rank} for rank in ranks]
+        for rank in ranks:
+            for talk in rank.talks:
+                if talk.forward:
+                    joined = set(talk.ranks)
+                    together = [group for group in groups if group & joined]
+                    groups = [*(group for group in groups if not group & joined), joined.union(*together)]
+        replicas = sorted(map(sorted, groups))
+        if len(replicas[0]) < 2 or len({len(replica) for replica in replicas}) > 1:
+            return None
+        rows, read = [_model_rows(rank) for rank in ranks], [_read_rows(rank) for rank in ranks]
+        members = [[replica[0], other] for replica in replicas for other in replica[1:]]
+        same_rows = any(rows[first] and rows[first] == rows[other] for first, other in members)
+        same_read = any(read[first] and read[first] == read[other] for first, other in members)
+        apart = any(_held(ranks[first]) != _held(ranks[other]) for first, other in members)
+        exchanges = any(name.startswith(EXCHANGES) for rank in ranks for talk in rank.talks for name in talk.forward)
+        if not (same_rows or same_read or apart or exchanges):
+            return None
+        pieces_of_rows = same_read and not same_rows
+        is_certain = exchanges or pieces_of_rows or len({frozenset(rank.start) for rank in ranks}) > 1
+        is_certain = is_certain or any(ranks[a].shapes != ranks[b].shapes for a, b in members)
+        shares = same_rows or same_read
+        readers = [
+            rank
+            for replica in replicas
+            for place, rank in enumerate(replica)
+            if not shares or _key(read, rows, rank) not in [_key(read, rows, other) for other in replica[:place]]
+        ]
+        return cls(replicas, readers, shares, is_certain)
+
+    def readers(self, ranks: Ranks) -> list[int]:
+        """Returns the ranks whose rows are together those of one process."""
+        return self.read
+
+    @property
+    def size(self) -> int:
+        """How many ranks share out a model."""
+        return len(self.replicas[0])
+
+    def like(self, rank: int) -> int:
+        """Returns the rank of the first replica that holds what `rank` does in its own."""
+        replica = next(replica for replica in self.replicas if rank in replica)
+        return self.replicas[0][replica.index(rank)]
+
+    def same(self, rank: int) -> list[int]:
+        """Returns the ranks of all replicas that hold what `rank` does."""
+        return [replica[self.replicas[0].index(self.like(rank))] for replica in self.replicas]
+
+    def replica_of(self, rank: int) -> list[int]:
+        return next(replica for replica in self.replicas if rank in replica)
+
+
+EXCHANGES = ("all_to_all", "isend", "irecv", "send", "recv", "batch_isend")
+
+
+def _model_rows(rank: ScriptRecord) -> list[list[str]]:
+    return [batch.rows for batch in rank.steps[0].micro_batches if batch.rows]
+
+
+def _read_rows(rank: ScriptRecord) -> list[list[str]]:
+    """Returns the rows of the first batch that a rank has read to train on."""
+    return [rows for loader_pass in rank.passes if loader_pass.trained for rows in loader_pass.digests[:1]]
+
+
+def _key(read: Sequence[list[list[str]]], rows: Sequence[list[list[str]]], rank: int) -> list[list[str]]:
+    return read[rank] or rows[rank]
+
+
+def _held(rank: ScriptRecord) -> tuple[dict[str, int], dict[str, list[int]]]:
+    return dict(rank.start), dict(rank.shapes)
+
+
+@dataclass(frozen=True)
+class Division:
+    """What a replay has shown: how the model is divided. axis: 'tensor', 'expert' or 'sequence'. held: parameter of one
+    process -> what each rank holds. exchanges_rows: whether ranks send rows to each other in a forward pass."""
+
+    layout: ByHand
+    axis: str
+    held: dict[str, list[HeldPiece]]
+    exchanges_rows: bool
+
+    @classmethod
+    def of(cls, layout: ByHand, ranks: Ranks, result: ReplayRecord) -> Division | None:
+        """Returns the division; None where the ranks hold each the whole model, of which they compute the same."""
+        held = {name: pieces for name, pieces in result.held.items()}
+        divided = [name for name, pieces in held.items() if pieces[0].dimension >= 0 or len(pieces) < layout.size]
+        # A sequence is divided where the ranks were given pieces of what they have read, or pass pieces on.
+        if not divided and not layout.is_certain:
+            return None
+        exchanges = any("all_to_all" in name for rank in ranks for talk in rank.talks for name in talk.forward)
+        axis = "sequence" if not divided else "expert" if exchanges and not layout.shares_rows else "tensor"
+        return cls(layout, axis, held, exchanges)
+
+    def is_divided(self, name: str) -> bool:
+        """Whether ranks hold other parts of a parameter of one process."""
+        return self.held[name][0].dimension >= 0 or len(self.held[name]) < self.layout.size
+
+    def described(self) -> Message:
+        """Returns what the division is, to be told beside the findings."""
+        replicas = ["+".join(map(str, replica)) for replica in self.layout.replicas]
+        data = "data" if len(self.layout.replicas) > 1 else None
+        return message("layout_of_ranks", replicas=replicas, tensor=self.axis, data=data)
+
+
+# Whether the ranks compute what one process does
+
+
+def losses_of(ranks: Ranks, step: int) -> list[float | None]:
+    """Returns the sum of the losses of a step of each rank; None where one is not known."""
+    values = [[batch.value for batch in rank.steps[step].micro_batches] for rank in ranks]
+    return [None if None in of_rank or not of_rank else sum(v or 0.0 for v in of_rank) for of_rank in values]
+
+
+def same_loss(ranks: Ranks, one_process: ScriptRecord, step: int = 0) -> bool | None:
+    """Whether the mean over ranks of a step's losses is the loss of one process; None where that is not known."""
+    *of_ranks, one = losses_of([*ranks, one_process], step)
+    known = [value for value in of_ranks if value is not None]
+    if one is None or len(known) < len(of_ranks):
+        return None
+    return math.isclose(sum(known) / len(known), one, rel_tol=SAME_LOSS)
+
+
+def draw_apart(layout: ByHand, ranks: Ranks) -> bool:
+    """Whether ranks of a replica draw other random numbers in the first step."""
+    drawn = [[_first_draw(ranks[rank]) for rank in replica] for replica in layout.replicas]
+    return any(len({*of_replica}) > 1 and "" not in of_replica for of_replica in drawn)
+
+
+def _first_draw(rank: ScriptRecord) -> str:
+    return rank.randoms.draws[0] if rank.randoms.draws else ""
+
+
+def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
+    """Returns the first module that was given what one process gives it, put together over the ranks, and returned
+    something else; None where none has, or they cannot be told apart."""
+    of_ranks = [_by_call(rank) for rank in ranks]
+    for call, (given, returned) in _by_call(one_process).items():
+        if not all(call in of_rank for of_rank in of_ranks):
+            continue
+        are_given, are_returned = (
+            _are_together([of_rank[call][side] for of_rank in of_ranks], whole)
+            for side, whole in enumerate((given, returned))
+        )
+        if are_given and are_returned is False:
+            return call[0]
+    return None
+
+
+Sums = tuple[int, list[float]]
+
+
+def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
+    """Returns (module, the number of its call) -> what it was given and what it returned."""
+    calls = dict[tuple[str, int], tuple[Sums, Sums]]()
+    for module in rank.modules:
+        number = sum(name == module.name for name, _ in calls)
+        sums = ((side.count, side.sums) for side in (module.given, module.returned))
+        calls[module.name, number] = next(sums), next(sums)
+    return calls
+
+
+def _are_together(parts: Sequence[Sums], whole: Sums) -> bool | None:
+    """Whether the elements of all ranks are those of one process, each as often as there are copies; None where they
+    are no whole number of copies."""
+    count, sums = whole
+    total = sum(part[0] for part in parts)
+    if not count and not total:
+        return True
+    if not count or total % count or total // count > len(parts):
+        return None
+    copies, size = total // count, max(sums[1], 1e-12)
+    added = [sum(values) / copies for values in zip(*(part[1] for part in parts))]
+    near = abs(added[0] - sums[0]) <= SAME_SUMS * size and abs(added[1] - sums[1]) <= SAME_SUMS * size
+    return bool(near and abs(added[2] - sums[2]) <= SAME_SUMS * max(sums[2], 1e-12))

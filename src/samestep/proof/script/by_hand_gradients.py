@@ -1,0 +1,271 @@
+"""Whether the gradients of ranks that share out a model are what one process has, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.script.by_hand import Division, draw_apart, first_module_apart, losses_of, same_loss
+from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
+from samestep.proof.script.step_gradients import Array, norm, norm_of_all
+from samestep.records.record import Record
+from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ScriptRecord, of_kind
+
+NEAR = 1e-3
+SMALL = 1e-2  # of all gradients' size: the rounding of smaller ones is not their own
+Gradients = dict[int, dict[str, Array]]  # rank -> parameter -> its gradient there
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The gradients of one step: of the ranks, and what they are in one process. apart: (rank, parameter) of those that
+    are something else."""
+
+    division: Division
+    recorded: Gradients
+    wanted: Gradients
+    apart: list[tuple[int, str]]
+    distance: float
+
+    @classmethod
+    def of(cls, division: Division, recorded: Gradients, wanted: Gradients, bound: float) -> Compared:
+        size = max((norm_of_all(of_rank, [*of_rank]) for of_rank in wanted.values()), default=0.0)
+        distances = {}
+        for rank, of_rank in wanted.items():
+            for name, gradient in of_rank.items():
+                held = recorded[rank].get(name, np.zeros_like(gradient))
+                # An expert that no row has chosen.
+                if held.shape == gradient.shape:
+                    distances[rank, name] = norm(held - gradient) / max(norm(gradient), SMALL * size, 1e-300)
+        apart = [pair for pair, distance in distances.items() if not distance <= bound]
+        return cls(division, recorded, wanted, apart, max(distances.values(), default=0.0))
+
+    def factor(self, rank: int, name: str) -> float | None:
+        """Returns by how much a gradient is one process's multiplied; None where it is no multiple of it."""
+        wanted, held = self.wanted[rank][name], self.recorded[rank].get(name)
+        square = float(wanted @ wanted)
+        if held is None or not square:
+            return None
+        factor = float(held @ wanted) / square
+        return factor if norm(held - factor * wanted) <= NEAR * abs(factor) * norm(wanted) else None
+
+    def common_factor(self) -> float | None:
+        """Returns the factor that all gradients have which are apart; None where they have none in common."""
+        factors = [self.factor(*pair) for pair in self.apart]
+        known = [factor for factor in factors if factor is not None]
+        if len(known) < len(factors) or max(known) - min(known) > NEAR * max(map(abs, known)):
+            return None
+        return float(np.median(known))
+
+    def is_combined(self, name: str, ranks: list[int], divided_by: float) -> bool:
+        """Whether the gradients that some ranks have of a parameter are together one process's."""
+        parts = [self.recorded[rank][name] for rank in ranks if name in self.recorded[rank]]
+        if len(parts) < len(ranks):
+            return False
+        wanted, first = self.wanted[ranks[0]][name], parts[0]
+        together: Array = np.sum(parts, axis=0) / divided_by
+        # Of equal ones it is a factor.
+        unequal = any(norm(part - first) > NEAR * norm(first) for part in parts)
+        return unequal and norm(together - wanted) <= NEAR * norm(wanted)
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, name in self.apart))
+
+    @property
+    def all_names(self) -> list[str]:
+        return list(dict.fromkeys(name for of_rank in self.wanted.values() for name in of_rank))
+
+
+def replayed_gradients(
+    division: Division, ranks: Ranks, one_process: ScriptRecord, record: Record, replay: Record, told_ranks: int
+) -> list[Finding]:
+    """Compares the gradients of each step, until one is another one; answers 'replayed gradient' and 'clipping'."""
+    first, distances = 0.0, list[float]()
+    is_clipped = False
+    for step in range(len(one_process.steps)):
+        bound = (LATER if step else FIRST) * coarser_of(ranks)
+        pairs = [_arrays(division, ranks, record, replay, step, kinds) for kinds in ((TAKEN, UNCLIPPED), (TAKEN,))]
+        before, after = (Compared.of(division, *pair, bound) for pair in pairs)
+        distances.append(before.distance)
+        first = first or before.distance
+        is_clipped = is_clipped or any(rank.steps[step].clips for rank in ranks)
+        compared, cause = before, None
+        if before.apart and drifts(distances):
+            grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
+            return [Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))]
+        if before.apart:
+            cause = _cause(before, ranks, one_process, step, told_ranks)
+        elif after.apart:
+            compared, cause = after, _clipped_otherwise(after)
+        if cause is None:
+            continue
+        question: Question = GRADIENT if compared is before else "clipping"
+        if cause.id in UNKNOWN:
+            return [Finding(GRADIENT, "unknown", cause)]
+        rank, name = _first_apart(compared, cause)
+        wanted, held = compared.wanted[rank][name], compared.recorded[rank].get(name)
+        quantity = f"gradient against one process, along {cause.fields.get('axis') or division.axis}"
+        found = message("a_norm", norm=norm(held)) if held is not None else message("a_norm", norm=0.0)
+        finding = differs(
+            question,
+            quantity,
+            cause,
+            step=step,
+            tensor=name,
+            rank=rank,
+            expected=message("a_norm", norm=norm(wanted)),
+            found=found,
+        )
+        return [_with_module(finding, ranks)]
+    fed = message("fed_as_one")
+    right = Finding(GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=None))
+    steps = len(one_process.steps)
+    said = message("clipped_once_a_step", steps=steps) if is_clipped else message("nothing_is_clipped")
+    return [right, Finding("clipping", "right", said)]
+
+
+UNKNOWN = ("whole_weights_give_another_loss", "replay_told_of_all_ranks")
+
+
+def _with_module(finding: Finding, ranks: Ranks) -> Finding:
+    """Returns a finding about a module with the line where its forward begins."""
+    name = finding.message.fields.get("module")
+    sites = [module.site for rank in ranks for module in rank.modules if module.name == name and module.site]
+    return replace(finding, sites=sites[:1]) if name and sites else finding
+
+
+def _arrays(
+    division: Division, ranks: Ranks, record: Record, replay: Record, step: int, kinds: tuple[str, ...]
+) -> tuple[Gradients, Gradients]:
+    """Returns the gradients of a step as the ranks have them, and as one process has them. kinds: those that come last
+    count."""
+    one: Mapping[str, Array] = replay.arrays(STEP.format(step))
+    whole = {key: array for kind in kinds for key, array in of_kind(one, kind).items()}
+    recorded, wanted = Gradients(), Gradients()
+    for rank in ranks:
+        arrays = record.arrays(STEP.format(step), rank.rank)
+        recorded[rank.rank] = {name: array for kind in kinds for name, array in of_kind(arrays, kind).items()}
+        prefix = f"rank {division.layout.like(rank.rank)}: "
+        held = {key.removeprefix(prefix): array for key, array in whole.items() if key.startswith(prefix)}
+        wanted[rank.rank] = held
+    return recorded, wanted
+
+
+def _first_apart(compared: Compared, cause: Message) -> tuple[int, str]:
+    """Returns the rank and parameter that a finding names: where gradients have gone wrong on their way back, the one
+    that is nearest to the fault."""
+    if cause.id in ("gradient_incomplete_along_axis", "ranks_compute_otherwise"):
+        last = compared.names[-1]
+        return next(pair for pair in compared.apart if pair[1] == last)
+    return compared.apart[0]
+
+
+def _cause(compared: Compared, ranks: Ranks, one_process: ScriptRecord, step: int, told_ranks: int) -> Message:
+    """Returns why the ranks' gradients are not those of one process."""
+    division = compared.division
+    layout, axis, size, replicas = division.layout, division.axis, division.layout.size, len(division.layout.replicas)
+    if factor := compared.common_factor():
+        return _scaled(compared, factor, told_ranks)
+    if found := _not_reduced(compared):
+        return found
+    if step == 0 and same_loss(ranks, one_process) is False:
+        values = losses_of(ranks, 0)
+        apart = any(values[replica[0]] != values[rank] for replica in layout.replicas for rank in replica)
+        if layout.shares_rows and axis == "tensor" and apart and draw_apart(layout, ranks):
+            return message("replica_draws_apart", axis=axis, step=0)
+        if module := first_module_apart(ranks, one_process):
+            return message("module_computes_otherwise", axis=axis, module=module, ranks=size)
+        if any(pieces[0].dimension >= 0 for pieces in division.held.values()):
+            return message("whole_weights_give_another_loss", axis=axis)
+        return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)
+    if local := _own_factors(compared):
+        return message("clipped_by_local_norms", axis=axis, factors=local)
+    different = {name for rank, name in compared.apart if _differs_within(compared, rank, name)}
+    if different:
+        return message("gradient_incomplete_along_axis", axis=axis, parameter=compared.names[-1], ranks=size)
+    return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)
+
+
+def _differs_within(compared: Compared, rank: int, name: str) -> bool:
+    """Whether ranks of a replica have another gradient of what each holds whole."""
+    first = compared.recorded[rank].get(name)
+    others = [other for other in compared.division.layout.replica_of(rank) if name in compared.wanted[other]]
+    if first is None or compared.division.is_divided(name):
+        return False
+    arrays = [compared.recorded[other].get(name) for other in others]
+    return any(array is not None and norm(array - first) > NEAR * norm(first) for array in arrays)
+
+
+def _scaled(compared: Compared, factor: float, told_ranks: int) -> Message:
+    """Returns why some gradients are one process's times a factor."""
+    division, names, count = compared.division, compared.names, len(compared.all_names)
+    size, replicas = division.layout.size, len(division.layout.replicas)
+    everything = len(compared.apart) == sum(len(of_rank) for of_rank in compared.wanted.values())
+    if told_ranks > 1 and everything and _is(factor, told_ranks):
+        return message("replay_told_of_all_ranks", ranks=told_ranks)
+    sizes = {division.axis: size, "data": replicas, f"data x {division.axis}": size * replicas}
+    axis = next((axis for axis, ranks in sizes.items() if ranks > 1 and _is(factor, ranks)), None)
+    divided = [name in division.held and division.is_divided(name) for name in names]
+    which = "all" if everything or len(names) == count else "pieces" if all(divided) else "copies"
+    which = which if which != "copies" or not any(divided) else "some"
+    return message(
+        "gradient_scaled_along_axis",
+        axis=axis,
+        which=which,
+        factor=round(factor, 4),
+        parameters=len(names),
+        all_parameters=count,
+    )
+
+
+def _is(factor: float, ranks: int) -> bool:
+    return any(abs(factor / by - 1) <= NEAR for by in (ranks, 1 / ranks))
+
+
+def _not_reduced(compared: Compared) -> Message | None:
+    """Returns along which axis gradients are not added up, if that explains them all."""
+    division, layout = compared.division, compared.division.layout
+    for axis in (division.axis, "data", f"data x {division.axis}"):
+        fits = []
+        for rank, name in compared.apart:
+            together = {
+                division.axis: [r for r in layout.replica_of(rank) if name in compared.wanted[r]],
+                "data": layout.same(rank),
+            }.get(axis) or [r for r in compared.wanted if name in compared.wanted[r]]
+            if axis != "data" and division.held.get(name) and division.is_divided(name):
+                break
+            divisors = {1.0, float(len(together)), float(len(layout.replicas))}
+            fits.append(any(compared.is_combined(name, together, by) for by in divisors))
+        if len(fits) == len(compared.apart) and all(fits):
+            names, count = compared.names, len(compared.all_names)
+            return message("not_reduced_along_axis", axis=axis, parameters=len(names), all_parameters=count)
+    return None
+
+
+def _own_factors(compared: Compared) -> list[float] | None:
+    """Returns the factor of each rank, where all gradients of a rank have one of its own."""
+    of_rank: dict[int, list[float]] = {}
+    for rank, gradients in compared.wanted.items():
+        factors = [compared.factor(rank, name) for name in gradients if norm(gradients[name])]
+        known = [factor for factor in factors if factor is not None]
+        if not known or len(known) < len(factors) or max(known) - min(known) > NEAR * max(map(abs, known)):
+            return None
+        of_rank[rank] = known
+    return [round(float(np.median(known)), 4) for known in of_rank.values()]
+
+
+def _clipped_otherwise(compared: Compared) -> Message:
+    """Returns why gradients that were right before clipping are not after it."""
+    axis = compared.division.axis
+    of_rank = []
+    for rank in compared.wanted:
+        factors = [compared.factor(rank, name) for name in compared.wanted[rank] if name in compared.recorded[rank]]
+        of_rank.append(float(np.median([factor for factor in factors if factor is not None] or [1.0])))
+    if max(of_rank) - min(of_rank) > NEAR * max(of_rank):
+        return message("clipped_by_local_norms", axis=axis, factors=[round(factor, 4) for factor in of_rank])
+    return message("clipped_by_norm_of_copies", axis=axis, factor=round(of_rank[0], 4))

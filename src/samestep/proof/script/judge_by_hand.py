@@ -1,0 +1,181 @@
+"""Judges a script that divides its model itself, once a replay has shown how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from samestep.message import message
+from samestep.proof.script.beside_steps import randoms
+from samestep.proof.script.by_hand import Division, draw_apart
+from samestep.proof.script.by_hand_gradients import replayed_gradients
+from samestep.proof.script.evaluation import evaluation
+from samestep.proof.script.findings import Ranks, common_steps, differs, digest
+from samestep.proof.script.frozen_weights import untrained
+from samestep.proof.script.gradients import gradient
+from samestep.proof.script.replay import coarser_of, replayed_rates, replayed_weights
+from samestep.proof.script.rows import order, rows
+from samestep.proof.script.updates import rates, schedule, updates
+from samestep.records.record import Record
+from samestep.records.script import Finding, Question, ReplayRecord, ScriptRecord
+
+
+def by_hand_findings(
+    division: Division,
+    ranks: Ranks,
+    one_process: ScriptRecord,
+    result: ReplayRecord,
+    *,
+    record: Record,
+    replay: Record,
+    told_ranks: int,
+) -> list[Finding]:
+    """Answers the questions about ranks that share out a model which the script divides itself."""
+    if apart := _other_rows(division, ranks):
+        return [_initial_weights(division, ranks), apart, rates(ranks), schedule(ranks), _weights(division, ranks)]
+    readers = [ranks[rank] for rank in division.layout.read]
+    findings = [_initial_weights(division, ranks), *_rows(division, readers)]
+    gradients = replayed_gradients(division, ranks, one_process, record, replay, told_ranks)
+    if gradients[0].answer == "right":
+        gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
+    findings += gradients
+    findings += [rates(ranks), schedule(ranks), _weights(division, ranks), *untrained(readers), evaluation(readers)]
+    findings += [updates([ranks[rank] for rank in division.layout.same(0)], record), randoms(readers)]
+    if told_ranks > 1 and division.axis == "tensor":
+        # What the script computes of the number of ranks that it was told is the same in the replay.
+        slices = gradient([ranks[rank] for rank in division.layout.same(0)], record)
+        findings += [finding for finding in slices if finding.question == "loss weight"]
+    findings.append(replayed_rates(result, ranks, one_process, told_ranks if told_ranks > 1 else len(ranks)))
+    if gradients[0].answer == "right":
+        findings.append(replayed_weights(result, len(one_process.steps), coarser_of(ranks)))
+    return findings
+
+
+def _rows(division: Division, readers: Sequence[ScriptRecord]) -> list[Finding]:
+    """Answers about rows: those of the ranks that read other ones."""
+    found = [rows(readers), order(readers)]
+    if not division.layout.shares_rows or found[0].answer != "right":
+        return found
+    by_module = [name for name, pieces in division.held.items() if len(pieces) < division.layout.size]
+    if division.exchanges_rows and by_module and not any(p[0].dimension >= 0 for p in division.held.values()):
+        return [_same_rows(division), found[1]]
+    between = found[0].message if len(readers) > 1 else None
+    said = message("replica_reads_one_batch", axis=division.axis, between=between)
+    return [replace(found[0], message=said), found[1]]
+
+
+def _same_rows(division: Division) -> Finding:
+    """Returns that ranks which send their rows to each other's experts train the same ones."""
+    size = division.layout.size
+    cause = message("replicas_train_the_same_rows", axis="expert", replicas=size)
+    expected, found = message("other_rows"), message("rows_of_rank", rank=division.layout.replicas[0][0])
+    rank = division.layout.replicas[0][1]
+    return differs("rows", "rows along expert", cause, step=0, rank=rank, expected=expected, found=found)
+
+
+def _other_rows(division: Division, ranks: Ranks) -> Finding | None:
+    """Finds ranks that compute pieces of a layer, of other rows than the others."""
+    layout = division.layout
+    if division.axis != "tensor" or layout.shares_rows:
+        return None
+    first, other = layout.replicas[0][:2]
+    cause = message(
+        "replica_reads_other_rows",
+        axis=division.axis,
+        data="data",
+        ranks=[first, other],
+        replicas=len(layout.replicas),
+    )
+    expected, found = message("rows_of_rank", rank=first), message("other_rows")
+    quantity = f"rows along {division.axis}"
+    return differs("rows", quantity, cause, step=0, rank=other, expected=expected, found=found)
+
+
+# Tensors that several ranks hold
+
+
+def _holders(division: Division) -> list[tuple[str, list[tuple[int, str]]]]:
+    """Returns (parameter of one process, [(rank, name there)] of those that hold the same elements of it)."""
+    held = list[tuple[str, list[tuple[int, str]]]]()
+    for name, pieces in division.held.items():
+        same: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        for piece in pieces:
+            ranks = division.layout.same(piece.rank)
+            same.setdefault((piece.dimension, piece.start), []).extend((rank, piece.name) for rank in ranks)
+        held += [(name, sorted(holders)) for holders in same.values()]
+    return held
+
+
+def _initial_weights(division: Division, ranks: Ranks) -> Finding:
+    """Whether ranks that hold the same begin with the same, and those that hold other pieces with others."""
+    question: Question = "initial weights"
+    for name, holders in _holders(division):
+        digests = [ranks[rank].start.get(held) for rank, held in holders]
+        place = next((place for place, value in enumerate(digests) if value != digests[0]), None)
+        if place is None:
+            continue
+        axis = division.axis
+        if division.layout.like(holders[place][0]) == division.layout.like(holders[0][0]):
+            axis = "data"
+        cause = message("replica_begins_apart", axis=axis, different=1)
+        return differs(
+            question,
+            f"initial weights along {axis}",
+            cause,
+            tensor=name,
+            rank=holders[place][0],
+            expected=message("same_digest_on_all_ranks"),
+            found=[digest(value or 0) for value in digests],
+        )
+    if repeated := _repeated(division, ranks):
+        cause = message("pieces_begin_alike", axis=division.axis, parameter=repeated)
+        return differs(
+            question,
+            f"initial weights along {division.axis}",
+            cause,
+            tensor=repeated,
+            rank=division.layout.replicas[0][1],
+            expected=message("another_piece_on_each_rank"),
+            found=message("the_same_piece"),
+        )
+    return Finding(question, "right", message("copies_begin_alike", axis=division.axis))
+
+
+def _repeated(division: Division, ranks: Ranks) -> str | None:
+    """Returns a matrix whose pieces are the same on all ranks of a replica: drawn from one seed."""
+    for name, pieces in division.held.items():
+        if len(pieces) < 2 or pieces[0].dimension < 0:
+            continue
+        first = ranks[pieces[0].rank]
+        is_matrix = len(first.shapes.get(pieces[0].name, ())) > 1
+        same = len({ranks[piece.rank].start.get(piece.name) for piece in pieces}) == 1
+        if is_matrix and same and not name.endswith("norm.weight"):
+            return name
+    return None
+
+
+def _weights(division: Division, ranks: Ranks) -> Finding:
+    """Whether ranks that hold the same have the same after each step."""
+    for step in common_steps(ranks):
+        for name, holders in _holders(division):
+            digests = [ranks[rank].steps[step].weights.get(held) for rank, held in holders]
+            place = next((place for place, value in enumerate(digests) if value != digests[0]), None)
+            if place is None:
+                continue
+            is_data = division.layout.like(holders[place][0]) == division.layout.like(holders[0][0])
+            axis = "data" if is_data else division.axis
+            cause = message("replica_drifts_apart", axis=axis)
+            # Dropout of what each rank has whole.
+            if axis == "tensor" and draw_apart(division.layout, ranks):
+                cause = message("replica_draws_apart", axis=axis, step=step)
+            return differs(
+                "weights",
+                f"weights after the step along {axis}",
+                cause,
+                step=step,
+                tensor=name,
+                rank=holders[place][0],
+                expected=message("same_digest_on_all_ranks"),
+                found=[digest(value or 0) for value in digests],
+            )
+    return Finding("weights", "right", message("copies_stay_alike", axis=division.axis))

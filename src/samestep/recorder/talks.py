@@ -1,0 +1,183 @@
+"""Which process groups tell each other what a model computes, and what its modules were given and returned."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from samestep.job.walk import leaves_of
+from samestep.rank.shards import is_shard
+from samestep.recorder.parameters import plain
+from samestep.recorder.patches import in_backward
+from samestep.records.call_site import CallSite
+from samestep.records.divided_models import ModuleRecord, Moments, TalkRecord
+
+FUNCTIONAL = "torch.distributed._functional_collectives"
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+)
+POINT_TO_POINT = ("isend", "irecv", "send", "recv")
+OF_FUNCTIONAL = (
+    "all_reduce",
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+)
+# Whose collectives say nothing of a model that the script divides: SyncBatchNorm's, and the wrappers'.
+OF_TORCH = ("torch.nn.", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor")
+PIPELINES = "torch.distributed.pipelining.stage"
+
+
+class Talks:
+    """Counts the operations of process groups in training forwards and in backward passes."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._in_forward = False
+        self._counts: dict[tuple[int, ...], tuple[Counter[str], Counter[str]]] = {}
+
+    def __bool__(self) -> bool:
+        return any(forward for forward, _ in self._counts.values())
+
+    def attach(self) -> None:
+        """Patches the collectives."""
+        for name in (*COLLECTIVES, *POINT_TO_POINT):
+            self._patch(dist, name)
+        self._patch_batches()
+        if FUNCTIONAL in sys.modules:
+            for name in OF_FUNCTIONAL:
+                self._patch(sys.modules[FUNCTIONAL], name)
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Counts what is called in the block as that of a training forward."""
+        self._in_forward = True
+        try:
+            yield
+        finally:
+            self._in_forward = False
+
+    def records(self) -> list[TalkRecord]:
+        return [TalkRecord([*ranks], dict(of[0]), dict(of[1])) for ranks, of in sorted(self._counts.items())]
+
+    def _patch(self, owner: Any, name: str) -> None:
+        operation = getattr(owner, name, None)
+        if operation is None:
+            return
+
+        @functools.wraps(operation)
+        def new_operation(*args: Any, **kwargs: Any) -> Any:
+            if (self._in_forward or in_backward()) and not torch.compiler.is_compiling():
+                peer = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 else None))
+                peers = [peer] if name in POINT_TO_POINT else None
+                self._note(name, args, kwargs, peers=peers, caller=sys._getframe(1).f_globals.get("__name__", ""))
+            return operation(*args, **kwargs)
+
+        setattr(owner, name, new_operation)
+        # A P2POp takes torch's own functions alone, which it knows by this module.
+        own: Any = sys.modules["torch.distributed.distributed_c10d"]
+        if owner is dist and name in POINT_TO_POINT:
+            setattr(own, name, new_operation)
+
+    def _patch_batches(self) -> None:
+        batch = dist.batch_isend_irecv
+
+        @functools.wraps(batch)
+        def new_batch(operations: list[Any]) -> Any:
+            if self._in_forward or in_backward():
+                tensors, caller = [operation.tensor for operation in operations], sys._getframe(1)
+                peers = [operation.peer for operation in operations]
+                name = caller.f_globals.get("__name__", "")
+                self._note("batch_isend_irecv", (tensors,), {}, peers=peers, caller=name)
+            return batch(operations)
+
+        dist.batch_isend_irecv = new_batch  # type: ignore[assignment]
+
+    def _note(self, name: str, args: Any, kwargs: Any, *, peers: list[Any] | None, caller: str) -> None:
+        """peers: the other ranks of point-to-point operations. caller: the name of the module that calls."""
+        # What is reduced beside a model, as a number of rows or the statistics of a loss, is no matrix.
+        tensors = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor)]
+        if caller.startswith(OF_TORCH) and not caller.startswith("torch.distributed.nn"):
+            return
+        if not any(tensor.is_floating_point() and tensor.dim() > 1 for tensor in tensors):
+            return
+        ranks = tuple(sorted({self._rank, *peers})) if peers and None not in peers else _members(args, kwargs)
+        if len(ranks) > 1:
+            self._counts.setdefault(ranks, (Counter(), Counter()))[not self._in_forward][name] += 1
+
+
+def _members(args: Any, kwargs: Any) -> tuple[int, ...]:
+    """Returns the ranks of the group that is among the arguments of an operation; of none all."""
+    for value in (*kwargs.values(), *args):
+        if isinstance(value, dist.ProcessGroup):
+            return tuple(sorted(dist.get_process_group_ranks(value)))
+        if type(value).__name__ == "DeviceMesh":
+            return tuple(sorted(value.mesh.flatten().tolist()))
+    return tuple(range(dist.get_world_size()))
+
+
+class FirstForward:
+    """What the modules of the first training forward were given, and what they returned."""
+
+    def __init__(self, is_users: Callable[[str], bool]) -> None:
+        self.modules: list[ModuleRecord] = []
+        self._is_users, self._seen = is_users, False
+
+    @contextmanager
+    def watched(self, model: nn.Module) -> Iterator[None]:
+        """Records the modules that are called in the block, if it is the first one."""
+        is_first, self._seen = not self._seen, True
+        # A compiled model would be compiled with the hooks, and DTensors hold no whole.
+        odd = hasattr(model, "_orig_mod") or any(map(is_shard, model.parameters())) or PIPELINES in sys.modules
+        if not is_first or odd or not dist.is_initialized():
+            yield
+            return
+        names = {id(module): plain(name) for name, module in model.named_modules()}
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if id(module) in names and not torch.compiler.is_compiling():
+                given, returned = moments_of((args, kwargs)), moments_of(output)
+                self.modules.append(ModuleRecord(names[id(module)], given, returned, self._site(module)))
+
+        handle = register_module_forward_hook(hook, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _site(self, module: nn.Module) -> CallSite | None:
+        """Returns the line of the user's code where a module's forward begins."""
+        code = getattr(type(module).forward, "__code__", None)
+        if code is None or not self._is_users(code.co_filename):
+            return None
+        return CallSite(code.co_filename, code.co_firstlineno, code.co_qualname if hasattr(code, "co_qualname") else "")
+
+
+def moments_of(data: Any) -> Moments:
+    """Returns sums over all elements of the tensors of floating point and of numbers in a tree."""
+    count, sums = 0, torch.zeros(4, dtype=torch.float64)
+    for leaf in leaves_of(data):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.dim() and leaf.dtype != torch.bool:
+            values = leaf.detach().cpu().double() if not leaf.is_complex() else torch.view_as_real(leaf).cpu().double()
+            count += values.numel()
+            sums += torch.stack([values.sum(), values.abs().sum(), (values**2).sum(), (values**3).sum()])
+    return Moments(count, sums.tolist())
