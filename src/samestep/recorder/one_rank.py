@@ -6,11 +6,18 @@ import functools
 import importlib
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed
 from torch.distributed import device_mesh
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from samestep.rank.shards import is_shard
+
+LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # what torch's loss_parallel computes of pieces
 
 
 def make_meshes_of_one_rank() -> None:
@@ -36,12 +43,35 @@ def make_meshes_of_one_rank() -> None:
     kind.__init__ = new_make  # type: ignore[method-assign]
 
 
+class WholeLosses(TorchFunctionMode):
+    """Computes losses of whole tensors, where a script has them of DTensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        pieces = [leaf for leaf in tree_leaves((args, kwargs)) if is_shard(leaf)]
+        if getattr(func, "__name__", "") not in LOSSES or not pieces:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(lambda leaf: leaf.full_tensor() if is_shard(leaf) else leaf, (args, kwargs))
+        tensor = importlib.import_module("torch.distributed.tensor")
+        # A DTensor, as torch's own kernels return: what follows may ask it for its whole.
+        whole = [tensor.Replicate()] * pieces[0].device_mesh.ndim
+        return tensor.DTensor.from_local(func(*args, **kwargs), pieces[0].device_mesh, whole, run_check=False)
+
+
 def leave_losses_whole() -> None:
-    """Makes `loss_parallel` do nothing: its kernels are for pieces of the classes, and one process has all of them."""
+    """Lets `loss_parallel` compute whole losses: its kernels are for pieces of the classes, and one process has all."""
     loss: Any = importlib.import_module("torch.distributed.tensor.parallel.loss")
-    for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops"):
-        if hasattr(loss, name):
-            setattr(loss, name, lambda: None)
+    entered: list[ExitStack] = []
+
+    def enable() -> None:
+        entered.append(ExitStack())
+        entered[-1].enter_context(WholeLosses())
+
+    def disable() -> None:
+        entered.pop().close()
+
+    if hasattr(loss, "_enable_custom_loss_ops") and hasattr(loss, "_disable_custom_loss_ops"):
+        loss._enable_custom_loss_ops, loss._disable_custom_loss_ops = enable, disable
 
 
 def make_groups_of_one_rank() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from samestep.rank.shards import is_shard
+from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
 from samestep.recorder.parameters import plain
 from samestep.recorder.window import compress
@@ -58,12 +58,11 @@ class _Held:
         now = self.now()
         if now is None:
             return None
-        tensor = now.detach()
+        tensor = block_of(now)  # FSDP2 puts a shard in the place of a whole tensor after a first forward
         place, sample = (tensor.data_ptr(), tensor._version), _sample(tensor)
         before, self.sample = self.sample, sample
         moved, self.place = place != self.place, place
-        # FSDP2 puts a DTensor in a plain tensor's place.
-        if before is None or type(before) is not type(sample) or before.shape != sample.shape:
+        if before is None or before.shape != sample.shape:
             return tensor, True, False
         changed = sample != before
         some = bool(changed.any())
