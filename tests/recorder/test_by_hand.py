@@ -1,0 +1,45 @@
+"""`samestep check` of scripts that divide a model or its rows by hand: the healthy twins, and some of their faults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from recorder.plant import checked
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
+
+from corpus.faults.by_hand import EXPERTS, FAULTS, LAYERS, SEQUENCE
+from corpus.healthy import RANKS
+from corpus.twin import Fault, Healthy, text_of
+
+HEALTHY = [Healthy(LAYERS, ""), Healthy(EXPERTS, "--local"), Healthy(SEQUENCE, "--how ulysses --clip 0.3")]
+NAMED = [
+    (LAYERS, "gradient_incomplete_along_axis"),
+    (LAYERS, "module_computes_otherwise"),
+    (LAYERS, "pieces_begin_alike"),
+    (EXPERTS, "gradient_scaled_along_axis"),
+    (SEQUENCE, "gradient_scaled_along_axis"),
+    (SEQUENCE, "module_computes_otherwise"),
+]
+PLANTED = [next(fault for fault in FAULTS if (fault.script, fault.kind) == named) for named in NAMED]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("twin", [pytest.param(twin, id=twin.name) for twin in HEALTHY])
+def test_a_script_that_divides_by_hand_is_right(twin: Healthy, tmp_path: Path) -> None:
+    ranks = RANKS.get(twin.script, 2)
+    results = checked(text_of(twin), tmp_path, script_arguments=twin.arguments.split(), nproc=ranks)
+    assert results.answer == "right", results.findings
+    assert all(finding.answer != "warning" for finding in results.findings)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
+def test_a_fault_of_what_is_divided_by_hand_is_named(fault: Fault, tmp_path: Path) -> None:
+    ranks = RANKS.get(fault.script, 2)
+    results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
+    assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
+    assert results.answer == "differs"
