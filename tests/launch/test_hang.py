@@ -234,7 +234,8 @@ def test_a_trace_of_the_recorder_is_read() -> None:
     entry |= {"time_created_ns": 5, "is_p2p": False}
     entries = [entry | {"collective_seq_id": number, "retired": number < 2} for number in (1, 2)]
     told = recorded(json.dumps({"entries": entries, "version": "2.10"}))
-    assert told == Recorded({"0": 2}, (Collective("0", 2, "all_reduce", ((4,),), 5, False),))
+    waiting = (Collective("0", 2, "all_reduce", ((4,),), 5, False),)
+    assert told == Recorded({"0": 2}, waiting, {("0", 1): 5, ("0", 2): 5})
     assert recorded("{}") == Recorded({}, ())
 
 

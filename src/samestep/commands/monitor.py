@@ -189,12 +189,11 @@ def _tell(ranks: Sequence[RankUse], told: Collection[tuple[str, int]]) -> set[tu
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends the command as a user would have; after a while, by force. What it leaves running is ended later."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_S)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    for end in (process.terminate, process.kill):
+        if process.poll() is None:
+            end()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
 
 
 def _report(folder: Path, sampler: MonitorSampler, words: Sequence[str], code: int, ranks: list[RankUse]) -> None:

@@ -27,7 +27,9 @@ from torch.utils.data import _utils, dataloader, get_worker_info
 from samestep.world.heartbeat import ENDING, LOADING, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS
+from samestep.world.regular_files import read_regular
 
+MOST_BYTES = 100  # of a file that names a process
 ITERATOR: Any = dataloader._BaseDataLoaderIter
 FETCHERS: tuple[Any, ...] = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
 
@@ -189,8 +191,8 @@ class MonitoredRank:
 
 def _is_alive(file: Path) -> bool:
     """Whether the process that a pid file names lives."""
-    with suppress(OSError):
-        return os.path.exists(f"/proc/{file.read_text().partition('@')[0]}")
+    with suppress(OSError, ValueError):
+        return os.path.exists(f"/proc/{int(read_regular(file, MOST_BYTES).partition(b'@')[0])}")
     return False
 
 
