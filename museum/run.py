@@ -58,7 +58,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Row:
-    """One exhibit, run both ways. alarm: whether the right version was said to differ. code: the commit that ran it."""
+    """One exhibit, run both ways. alarm: whether the right version was said to differ, or has failed. code: the commit
+    that ran it."""
 
     name: str
     wrong: Said
@@ -77,7 +78,14 @@ def run(exhibit: Exhibit) -> Row:
     caught = wrong.answer in CAUGHT
     named = caught and is_named(exhibit, wrong)
     return Row(
-        exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1), commit()
+        exhibit.name,
+        wrong,
+        right,
+        caught,
+        named,
+        right.answer in (*CAUGHT, "failed"),
+        round(time.monotonic() - began, 1),
+        commit(),
     )
 
 

@@ -60,3 +60,14 @@ def test_stages_that_are_not_the_whole_model_are_unknown(tmp_path: Path) -> None
     assert results.answer == "unknown", results.findings
     said = next(finding for finding in results.findings if finding.question == "replay")
     assert said.message.fields["why"].id == "chain_has_another_loss"
+
+
+@pytest.mark.check
+def test_clipping_that_never_took_effect_is_unknown(tmp_path: Path) -> None:
+    """Each stage by its own norm, which no recorded step shows where the limit is not reached."""
+    fault = next(fault for fault in FAULTS if fault.kind == "clipped_by_stage_norms" and "clip_grad_norm_" in fault.new)
+    arguments = fault.arguments.split()
+    arguments[arguments.index("--clip") + 1] = "1000"
+    results = checked(text_of(fault), tmp_path, script_arguments=arguments, nproc=2)
+    clipping = next(finding for finding in results.findings if finding.question == "clipping")
+    assert (clipping.answer, clipping.message.id) == ("unknown", "no_step_reached_the_limit")

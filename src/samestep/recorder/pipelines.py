@@ -189,7 +189,7 @@ class Pipelines:
         try:
             _Pickler(file).dump(modules)
         except Exception as error:  # what a module holds is the script's
-            self.kept.why_not = message("stage_not_kept", kind=type(error).__name__, error=str(error)[:300])
+            self.kept.why_not = message("stage_not_kept", kind=type(error).__name__)
         self.kept.modules = file.getvalue()
 
 

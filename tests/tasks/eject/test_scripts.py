@@ -52,6 +52,11 @@ def test_ranks_that_divide_the_model(engine: str, mesh: str, tmp_path: Path) -> 
             run_script(script, engine, arranged.size).check_equal(own)
 
 
+def test_a_pipeline_of_one_stage_has_all_of_the_model(tmp_path: Path) -> None:
+    text = write("digits", "pipeline", tmp_path / "script", 2, DIGITS, "data=2").read_text()
+    assert "RANK_OF: list[int] = [0]" in text and '": (0,),' in text
+
+
 @pytest.mark.parametrize("engine", SCRIPTED)
 def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     skip_unless_here(engine)

@@ -111,9 +111,7 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
         step = changed[0] if changed else 0
         said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
         return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
-    steps = [step for rank in ranks for step in rank.steps if step.clips]
-    said = message("clipped_by_the_whole_norm", steps=len(ranks[0].steps)) if steps else message("nothing_is_clipped")
-    findings = [_weight_of_one(chain), Finding("clipping", "right", said), _one_process(chain, factors)]
+    findings = [_weight_of_one(chain), _clipping(chain, ranks, factor), _one_process(chain, factors)]
     return [*findings, *_unequal(chain, ranks)]
 
 
@@ -170,6 +168,17 @@ def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
 
 
 # What is clipped
+
+
+def _clipping(chain: ChainRecord, ranks: Ranks, scale: float) -> Finding:
+    """Judges clipping that no step contradicts: it has shown by which norm it is only where the limit was reached."""
+    limits = [(n, clip.limit) for rank in ranks for n, step in enumerate(rank.steps) for clip in step.clips]
+    if not limits:
+        return Finding("clipping", "right", message("nothing_is_clipped"))
+    reached = {n for n, limit in limits if limit is None or limit < abs(scale) * chain.steps[n].norm}
+    if not reached:
+        return Finding("clipping", "unknown", message("no_step_reached_the_limit", limit=limits[0][1]))
+    return Finding("clipping", "right", message("clipped_by_the_whole_norm", steps=len(reached)))
 
 
 def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks: Ranks, number: int) -> Finding | None:

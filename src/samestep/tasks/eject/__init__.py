@@ -102,7 +102,12 @@ def eject(
     module, called = home(target, function)
     world = World(size=mesh.size, mesh=mesh) if mesh else World(size=2, devices=("cuda:0", "cuda:1"))
     layout = engine.layout(world, **settings)
-    job = _built(function, target, texts)
+    # How ranks divide the model is tried on the job; else a script is written without it.
+    job = (
+        build_by(function, target, texts)
+        if mesh and (mesh.tensor > 1 or name == "pipeline")
+        else _built(function, target, texts)
+    )
     parts = _parts(module, job, given[1], size)
     _check_parts(parts or set(), name, layout, engine.needs.processes, mesh)
     if layout.lone_batchnorm and (given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm")):

@@ -42,12 +42,12 @@ class Divided:
     @classmethod
     def by_trial(cls, job: Job | None, target: str, mesh: Mesh, engine: Engine, settings: Mapping[str, Any]) -> Divided:
         """Tries how the ranks divide the model. Raises UserError where they cannot."""
-        if mesh.tensor == mesh.stage == 1:
+        is_pipeline = "stage" in engine.axes
+        if mesh.tensor == 1 and not is_pipeline:
             return cls(mesh, {}, (), None)
         if job is None:
-            ranks = max(mesh.tensor, mesh.stage)
-            raise UserError(f"how {ranks} ranks divide the model of {target} is tried, and it cannot be built")
-        if mesh.stage > 1:
+            raise UserError(f"how ranks divide the model of {target} is tried, and it cannot be built")
+        if is_pipeline:
             world = World(size=mesh.size, mesh=mesh)
             assert engine.checks.divides
             engine.checks.divides(job, world, **settings)
