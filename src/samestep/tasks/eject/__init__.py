@@ -114,7 +114,7 @@ def eject(
         raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
     near = Neighbours(module)
     inlined = {name: Source(importlib.import_module(name), True, is_ours) for name in near.own or {module.__name__}}
-    divided = Divided.by_trial(job, target, mesh, engine, settings) if mesh else None
+    divided = Divided.by_trial(job, mesh, engine, settings) if mesh else None
     # The ranks divide the model of this job, and may not divide that of another one.
     options = {} if mesh else settable(function, given[0])
     reach = reach_of(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.engine import Engine
-from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank.stage_plan import StagePlan, ranks_of_stages, stage_plan
 from samestep.rank.tensor_plan import division_of
@@ -40,13 +39,12 @@ class Divided:
     stages: Stages | None
 
     @classmethod
-    def by_trial(cls, job: Job | None, target: str, mesh: Mesh, engine: Engine, settings: Mapping[str, Any]) -> Divided:
+    def by_trial(cls, job: Job | None, mesh: Mesh, engine: Engine, settings: Mapping[str, Any]) -> Divided:
         """Tries how the ranks divide the model. Raises UserError where they cannot."""
         is_pipeline = "stage" in engine.axes
         if mesh.tensor == 1 and not is_pipeline:
             return cls(mesh, {}, (), None)
-        if job is None:
-            raise UserError(f"how ranks divide the model of {target} is tried, and it cannot be built")
+        assert job is not None
         if is_pipeline:
             world = World(size=mesh.size, mesh=mesh)
             assert engine.checks.divides
