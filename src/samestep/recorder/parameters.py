@@ -23,7 +23,7 @@ from samestep.records.script import COMPRESSED, LOCAL_PIECE, TAKEN
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 PIPELINES = "torch.distributed.pipelining.stage"
 ROUND_TO = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
-SAMPLED = 1024  # elements of a weight
+SAMPLED = 1024  # elements of a tensor that are looked at to see whether it has changed
 Cut = Callable[[str, Tensor], dict[str, Tensor]]  # of a parameter and its gradient, those of the ranks that hold it
 LOSSY = ("powerSGD", "quantization", "post_localSGD")  # of torch's own: a mean only at first, or never
 
@@ -65,14 +65,14 @@ class Moves:
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self._parameter = parameter
-        self._start = self._sample(parameter)
+        self._start = sample_of(parameter)
         self._moved = torch.zeros_like(self._start, dtype=torch.bool)
         self._has_gradient = torch.zeros_like(self._moved)
 
     def after_step(self) -> None:
-        self._moved |= self._sample(self._parameter) != self._start
+        self._moved |= sample_of(self._parameter) != self._start
         if self._parameter.grad is not None:
-            self._has_gradient |= self._sample(self._parameter.grad) != 0
+            self._has_gradient |= sample_of(self._parameter.grad) != 0
 
     @property
     def with_gradient(self) -> int:
@@ -82,10 +82,11 @@ class Moves:
     def still(self) -> int:
         return int((self._has_gradient & ~self._moved).sum())
 
-    @staticmethod
-    def _sample(tensor: Tensor) -> Tensor:
-        flat = tensor.detach().reshape(-1)
-        return flat[:: max(1, len(flat) // SAMPLED)].clone()
+
+def sample_of(tensor: Tensor) -> Tensor:
+    """Returns some elements of a tensor, by which is seen whether it changes."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED)].clone()
 
 
 class TakenGradients:

@@ -19,11 +19,10 @@ from torch.nn.parameter import is_lazy
 
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
-from samestep.recorder.parameters import plain
+from samestep.recorder.parameters import plain, sample_of
 from samestep.recorder.window import compress
 from samestep.records.script import STATISTICS, UntrainedKind, UntrainedRecord
 
-SAMPLED = 1024  # elements of a tensor that are looked at to see whether it has changed
 IsTrained = Callable[[Tensor], bool]
 
 
@@ -59,7 +58,7 @@ class _Held:
         if now is None:
             return None
         tensor = block_of(now)  # FSDP2 puts a shard in the place of a whole tensor after a first forward
-        place, sample = (tensor.data_ptr(), tensor._version), _sample(tensor)
+        place, sample = (tensor.data_ptr(), tensor._version), sample_of(tensor)
         before, self.sample = self.sample, sample
         moved, self.place = place != self.place, place
         if before is None or before.shape != sample.shape:
@@ -171,10 +170,10 @@ class Untrained:
             now, name = self._first[network].now(), names.get(digest)
             if now is None or name is None or trained[name].shape != now.shape:
                 continue
-            to = _sample(trained[name])
+            to = sample_of(trained[name])
             way = float((to - begin).double().abs().sum())
             if way:
-                shares[network] = float((_sample(now) - begin).double().abs().sum()) / way
+                shares[network] = float((sample_of(now) - begin).double().abs().sum()) / way
         return shares
 
     def records(self) -> dict[str, UntrainedRecord]:
@@ -206,11 +205,6 @@ class Untrained:
                 persistent = attribute not in owner._non_persistent_buffers_set and attribute not in STATISTICS
                 if buffer is not None and persistent and not _is_apart(buffer):
                     yield ".".join([*words, attribute]), owner, attribute, "buffer"
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, len(flat) // SAMPLED)].clone()
 
 
 def _is_apart(tensor: Tensor) -> bool:

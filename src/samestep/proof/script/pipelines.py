@@ -87,11 +87,10 @@ def _with_axis(finding: Finding, layout: PipelineLayout) -> Finding:
 
 def _rows(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
     """Finds ranks of one pipeline that read other rows: the last stage's targets are then not of the first's inputs."""
-    ends = [[layout.holders[0], layout.holders[-1]] for _ in layout.replicas]
-    for replica, (first, last) in zip(layout.replicas, ends):
-        pair = [next(number for number in replica if number in of_end) for of_end in (first, last)]
-        passes = [[loader_pass for loader_pass in ranks[number].passes] for number in pair]
-        for first_pass, last_pass in zip(*passes):
+    ends = (layout.holders[0], layout.holders[-1])
+    for replica in layout.replicas:
+        pair = [next(number for number in replica if number in of_end) for of_end in ends]
+        for first_pass, last_pass in zip(*(ranks[number].passes for number in pair)):
             for batch, pairs in enumerate(
                 zip(zip(first_pass.batches, last_pass.batches), zip(first_pass.digests, last_pass.digests))
             ):
