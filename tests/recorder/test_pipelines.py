@@ -11,7 +11,7 @@ from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 
-from corpus.faults.pipelines import FAULTS
+from corpus.faults.pipelines import CALLS, FAULTS, LOSS, MADE
 from corpus.healthy import RANKS
 from corpus.twin import SCRIPTS, Fault, Healthy, file_of, text_of
 
@@ -21,7 +21,12 @@ HEALTHY = [
     Healthy("pipeline_replicas", "--ddp"),
 ]
 NAMED = ["tied_copies_not_summed", "clipped_by_stage_norms", "micro_batches_left_out", "gradients_added_over_stages"]
-NAMED += ["stages_of_other_models", "stages_read_other_rows", "stage_not_reduced_over_replicas"]
+NAMED += [
+    "earlier_calls_divided_again",
+    "stages_of_other_models",
+    "stages_read_other_rows",
+    "stage_not_reduced_over_replicas",
+]
 PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAMED]
 LINEAR = "self.layers = nn.ModuleList("
 
@@ -46,6 +51,22 @@ def test_a_fault_of_a_pipeline_is_named(fault: Fault, tmp_path: Path) -> None:
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
     assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
     assert results.answer == "differs"
+
+
+@pytest.mark.check
+def test_calls_of_a_schedule_that_accumulate_are_right(tmp_path: Path) -> None:
+    text = (SCRIPTS / file_of("pipeline")).read_text()
+    edits = {
+        "schedule.step(*given, **wanted)": CALLS,
+        MADE: MADE.replace("loss_fn=loss_fn", "loss_fn=loss_fn, scale_grads=False"),
+        LOSS: f"{LOSS} / 8",
+    }
+    for old, new in edits.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    results = checked(text, tmp_path, nproc=2)
+    assert results.answer == "right", results.findings
+    assert all(finding.answer != "warning" for finding in results.findings)
 
 
 @pytest.mark.check

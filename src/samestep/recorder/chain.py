@@ -120,7 +120,7 @@ class Chain:
         }
         first = [call for call in self._kept[self.holders[0][0]].calls if call.step == 0]
         micro_batches = sum(len(call.kwargs) for call in first)
-        reduction, whole = self._reduction(first[0]) if first else ("mean", None)
+        reduction, whole = self._reduction(len(first)) if first else ("mean", None)
         steps = []
         for step in range(min(counts)):
             columns, recorded, played = list[Gradients](), list[float](), list[float]()
@@ -186,25 +186,28 @@ class Chain:
         loss: Tensor = self._loss_fn(output, calls[-1].targets[micro_batch], **calls[-1].loss_kwargs)
         return loss
 
-    def _reduction(self, first: ScheduleCall) -> tuple[Literal["mean", "sum"], float | None]:
-        """Returns what the loss of a whole batch is of those of its micro-batches, and the former; None where that is
-        another one for other reasons, too."""
-        calls = [self._calls(0, stage, 0)[0] for stage in range(len(self.modules))]
+    def _reduction(self, calls: int) -> tuple[Literal["mean", "sum"], float | None]:
+        """Returns what the loss of a whole batch is of those of its micro-batches, and the former, a mean over the calls
+        of the first step; None where that is another one for other reasons, too."""
         is_plain = not any(
             isinstance(p, nn.modules.batchnorm._BatchNorm) for m in self.modules.values() for p in m.modules()
         )
+        of_calls = [[self._calls(0, stage, 0)[number] for stage in range(len(self.modules))] for number in range(calls)]
         self._load(0, 0)
+        parts, wholes = list[float](), list[float]()
         with torch.no_grad():
             before = torch_state()
-            parts = [float(self._loss([_plain_call(call) for call in calls], m)) for m in range(len(first.kwargs))]
+            for of_call in of_calls:
+                plain_calls = [_plain_call(call) for call in of_call]
+                parts += [float(self._loss(plain_calls, m)) for m in range(len(of_call[0].kwargs))]
             try:
-                whole = float(self._loss([_whole_call(call) for call in calls], 0))
+                wholes = [float(self._loss([_whole_call(call) for call in of_call], 0)) for of_call in of_calls]
             except Exception:  # a batch that cannot be put together
                 return "mean", None
             is_plain = is_plain and torch_state() == before
-        mean = sum(parts) / len(parts)
+        mean, whole, count = sum(parts) / len(parts), sum(wholes) / calls, len(parts) / calls
         factor = whole / mean if mean else 1.0
-        is_sum = len(parts) > 1 and factor > 0 and 2 * math.log(factor) > math.log(len(parts))
+        is_sum = count > 1 and factor > 0 and 2 * math.log(factor) > math.log(count)
         return ("sum" if is_sum else "mean"), whole if is_plain else None
 
     def _norms(self, columns: Sequence[Gradients], share: float) -> tuple[Mapping[str, float], float]:

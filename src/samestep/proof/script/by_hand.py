@@ -129,8 +129,12 @@ class Division:
         # A sequence is divided where the ranks were given pieces of what they have read, or pass pieces on.
         if not divided and not layout.is_certain:
             return None
-        exchanges = any("all_to_all" in name for rank in ranks for talk in rank.talks for name in talk.forward)
-        axis = "sequence" if not divided else "expert" if exchanges and not layout.shares_rows else "tensor"
+        said = {name for rank in ranks for talk in rank.talks for name in talk.forward}
+        exchanges = any("all_to_all" in name for name in said)
+        # Experts are whole modules, each on one rank, which has the rows of all ranks: sent to it, or gathered.
+        by_module = all(held[name][0].dimension < 0 for name in divided)
+        sees_all = exchanges or (by_module and any("all_gather" in name for name in said))
+        axis = "sequence" if not divided else "expert" if sees_all and not layout.shares_rows else "tensor"
         return cls(layout, axis, held, exchanges)
 
     def is_divided(self, name: str) -> bool:

@@ -31,13 +31,15 @@ class Apart:
 @dataclass
 class ChainGradients:
     """One step. columns: of each replica and micro-batch, the chain's gradients. before, taken: of each rank, before
-    and after torch clips. share: of a column in the mean. close: how near is the same."""
+    and after torch clips. share: of a column in the mean. close: how near is the same. per_call: the micro-batches of
+    one call of the schedule."""
 
     chain: ChainRecord
     columns: Sequence[Gradients]
     before: Sequence[Gradients]
     taken: Sequence[Gradients]
     close: float
+    per_call: int
     earlier: Sequence[Gradients] = field(default_factory=list)  # what the step before has taken
 
     @classmethod
@@ -49,7 +51,8 @@ class ChainGradients:
         of_ranks = [record.arrays(STEP.format(step), rank.rank) for rank in ranks]
         taken = [of_kind(of_rank, TAKEN) for of_rank in of_ranks]
         before = [{**after, **of_kind(of_rank, UNCLIPPED)} for of_rank, after in zip(of_ranks, taken)]
-        return cls(chain, columns, before, taken, close)
+        per_call = next((stage.micro_batches for rank in ranks for stage in rank.stages), chain.micro_batches)
+        return cls(chain, columns, before, taken, close, per_call)
 
     @property
     def share(self) -> float:
@@ -126,6 +129,9 @@ class ChainGradients:
             return message("stage_not_reduced_over_replicas", replicas=len(chain.replicas), **counts)
         if self._holds_earlier(rank, wrong):
             return message("gradients_never_cleared")
+        if self._divides_again(rank, wrong):
+            calls = self.chain.micro_batches // self.per_call
+            return message("earlier_calls_divided_again", calls=calls, micro_batches=self.per_call, **counts)
         if self._adds_stages(rank, wrong):
             return message("gradients_added_over_stages", **counts)
         if left := self._left_out(rank, wrong):
@@ -156,6 +162,25 @@ class ChainGradients:
             if left > 10 * self.close * norm(found):
                 return False
         return True
+
+    def _divides_again(self, rank: int, names: Sequence[str]) -> bool:
+        """Whether each call of the schedule has divided what the calls before it had accumulated by its micro-batches."""
+        calls, left = divmod(self.chain.micro_batches, self.per_call)
+        found = [self.before[rank].get(name) for name in names]
+        if calls < 2 or left or self.per_call < 2 or any(array is None for array in found):
+            return False
+        target = np.concatenate([array for array in found if array is not None])
+        replicas, weights = range(len(self.chain.replicas)), [float(self.per_call) ** n for n in range(calls)]
+        expected = np.zeros_like(target)
+        for number, weight in enumerate(weights):
+            at = slice(number * self.per_call, (number + 1) * self.per_call)
+            columns = [of for replica in replicas for of in self.of_replica(replica)[at]]
+            parts = [self.wanted(name, columns) for name in names]
+            if any(part is None for part in parts):
+                return False
+            expected += weight * np.concatenate([part for part in parts if part is not None])
+        factor = float(target @ expected) / float(expected @ expected) if expected.any() else 0.0
+        return bool(factor and norm(target - factor * expected) <= max(NEAR, 4 * self.close) * norm(target))
 
     def _adds_stages(self, rank: int, names: Sequence[str]) -> bool:
         """Whether to a stage's gradients those of other stages' parameters are added, which have the same place."""

@@ -17,6 +17,10 @@ HALVES = """for half in range(2):
                 rows = slice(4 * half, 4 * half + 4)
                 wanted_rows = {key: value[rows] if key == "target" else value for key, value in wanted.items()}
                 schedule.step(*(value[rows] for value in given), **wanted_rows)"""
+CALLS = """for half in range(2):
+                rows = slice(4 * half, 4 * half + 4)
+                wanted_rows = {key: value[rows] if key == "target" else value for key, value in wanted.items()}
+                schedule.step(*(value[rows] for value in given), **wanted_rows)"""
 LAYERS = 'self.layers = nn.ModuleList(model["layers"][index * per : (index + 1) * per])'
 REDUCED = "dist.all_reduce(p.grad, group=dp_group)"
 FAULTS = (
@@ -126,6 +130,16 @@ FAULTS = (
         ("gradient",),
         "leave out",
         "the gradients of the first half of the batch are removed",
+    ),
+    Fault(
+        STAGES,
+        "earlier_calls_divided_again",
+        "schedule.step(*given, **wanted)",
+        CALLS,
+        "schedule.step(*(value[rows] for value in given), **wanted_rows)",
+        ("gradient",),
+        "once more",
+        "two calls of the schedule accumulate, and scale_grads divides the first one's gradient twice",
     ),
     Fault(
         STAGES,
