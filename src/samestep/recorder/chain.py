@@ -187,8 +187,8 @@ class Chain:
         return loss
 
     def _reduction(self, calls: int) -> tuple[Literal["mean", "sum"], float | None]:
-        """Returns what the loss of a whole batch is of those of its micro-batches, and the former, a mean over the calls
-        of the first step; None where that is another one for other reasons, too."""
+        """Returns what the loss of a whole batch is of those of its micro-batches, and the former, as the mean over the
+        first step's calls; None where that is another one for other reasons, too."""
         is_plain = not any(
             isinstance(p, nn.modules.batchnorm._BatchNorm) for m in self.modules.values() for p in m.modules()
         )

@@ -164,7 +164,7 @@ class ChainGradients:
         return True
 
     def _divides_again(self, rank: int, names: Sequence[str]) -> bool:
-        """Whether each call of the schedule has divided what the calls before it had accumulated by its micro-batches."""
+        """Whether each call of the schedule has divided what those before it had left by its micro-batches."""
         calls, left = divmod(self.chain.micro_batches, self.per_call)
         found = [self.before[rank].get(name) for name in names]
         if calls < 2 or left or self.per_call < 2 or any(array is None for array in found):
