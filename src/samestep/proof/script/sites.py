@@ -342,6 +342,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "tied_copies_not_summed": (REDUCTION, OF_GRADIENTS, PIPELINE_STEP, STEP),
     "stage_gradient_unexplained": (OF_GRADIENTS, REDUCTION, PIPELINE_STEP),
     "micro_batches_never_divided": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
+    "earlier_calls_divided_again": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
     "micro_batches_divided_twice": (SCHEDULE, OF_GRADIENTS, PIPELINE_STEP),
     "stages_summed_over_replicas": (REDUCTION, OF_GRADIENTS),
     "stages_divided_by_replicas_again": (OF_GRADIENTS, REDUCTION, SCHEDULE),
