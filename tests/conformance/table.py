@@ -128,10 +128,13 @@ DIVIDING: dict[str, Row] = {
     "tensor, tensor=2": divided("tensor=2", "tensor"),
     "pipeline, stage=2": divided("stage=2", "pipeline"),
     "pipeline, data=2,stage=2": divided("data=2,stage=2", "pipeline"),
+    "pipeline, stage=2,shard=2": divided("stage=2,shard=2", "pipeline"),
     "context, sequence=2": divided("sequence=2", "context"),
+    "context, data=2,sequence=2": divided("data=2,sequence=2", "context"),
     "context how=ulysses, sequence=2": divided("sequence=2", "context", {"how": "ulysses"}),
     "context how=ring, sequence=2": divided("sequence=2", "context", {"how": "ring"}),
     "expert, expert=2": divided("expert=2", "expert"),
+    "expert, data=2,expert=2": divided("data=2,expert=2", "expert"),
     "expert, expert=2, rows by choice": divided("expert=2", "expert", sparse="true"),
 }
 TABLES = (ENGINES, DIVIDING)

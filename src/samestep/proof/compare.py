@@ -12,15 +12,24 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.causes import Case
-from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, replicas_of, sample_like
+from samestep.proof.trace import (
+    BOUND,
+    EPS,
+    FLOOR_ULPS,
+    Expectation,
+    Trace,
+    TracedMicroBatch,
+    disagreement,
+    of_engine,
+    replicas_of,
+    sample_like,
+)
 from samestep.records.record import EvaluationRecord, Record
 from samestep.records.results import Divergence
 
 if TYPE_CHECKING:
     from samestep.proof.trace import State
 
-BOUND = 10  # times the distance that rounding alone makes
-FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
 SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
 NOT_PLAYED = {"late": "late_epochs_not_compared", "life": "life_not_compared"}
@@ -136,17 +145,20 @@ class Comparison:
 
     def loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
         """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
-        bounds: dict[int, float] = {}
-        widest = 0.0
+        floors: dict[int, float] = {}
+        moved: dict[int, list[float]] = {}  # step -> how far each draw of noise moves its losses
         for rank, micro_batches in enumerate(expected.micro_batches):
             for number, micro_batch in enumerate(micro_batches):
-                losses = [trace.micro_batches[rank][number].loss_sum for trace in noisy]
-                spread = max(abs(micro_batch.loss_sum - loss) for loss in losses)
-                bound = max(BOUND * spread, FLOOR_ULPS * self.eps * abs(micro_batch.loss_sum))
-                bounds[micro_batch.step] = max(bounds.get(micro_batch.step, 0.0), bound)
-        for step in sorted(bounds):
-            widest = bounds[step] = max(widest, bounds[step])
-        return [bounds[step] for step in sorted(bounds)]
+                step, sum_ = micro_batch.step, micro_batch.loss_sum
+                distances = [abs(sum_ - trace.micro_batches[rank][number].loss_sum) for trace in noisy]
+                moved[step] = [*map(max, distances, moved.get(step, distances))]
+                floors[step] = max(floors.get(step, 0.0), FLOOR_ULPS * self.eps * abs(sum_))
+        bounds, widest = [], 0.0
+        for step, draws in sorted(moved.items()):
+            rounding = BOUND * disagreement(draws, floors[step]) * max(draws)
+            widest = max(widest, rounding, floors[step])
+            bounds.append(widest)
+        return bounds
 
     def _gradient(self, case: Case) -> Iterator[Divergence]:
         """One step of SGD at rate 1 moves each weight by minus its gradient."""
@@ -280,6 +292,7 @@ class Comparison:
             return
         want = case.expected.evaluation[0]
         counts = Counter(index for got in case.observed.evaluation for index in got.indices)
+        factor = self.expectation.disagreement(case.training)
         for rank, got in enumerate(case.observed.evaluation):
             if got.rows != want.rows:
                 yield case.divergence("evaluation rows", want.rows, got.rows, rank=rank)
@@ -290,7 +303,7 @@ class Comparison:
                 over = want.divisor(name)
                 if name in want.unsteady:
                     continue
-                bound = evaluation_bound(name, total, [trace.evaluation[0] for trace in noisy], self.eps)
+                bound = evaluation_bound(name, total, [trace.evaluation[0] for trace in noisy], self.eps, factor)
                 pair = (total / over, got.means.get(name, math.nan))
                 if not (abs(got.sums.get(name, math.nan) - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
@@ -334,15 +347,18 @@ class Comparison:
         return message("tensors_ill_conditioned", sgd=[*dict.fromkeys(sgd)], user=self.ill_conditioned.get("user", []))
 
 
-def evaluation_bound(name: str, total: float, noisy: Sequence[EvaluationRecord], eps: float) -> float:
-    """How far rounding explains that a sum of an evaluation is off. noisy: the same evaluation with noise.
+def evaluation_bound(
+    name: str, total: float, noisy: Sequence[EvaluationRecord], eps: float, factor: float = 1.0
+) -> float:
+    """How far rounding explains that a sum of an evaluation is off. noisy: the same evaluation with noise. factor: by
+    which its draws disagree.
 
     torchmetrics count in float32, whatever the outputs are: the noise of float64 moves none of its digits, or the last.
     """
     if any(name in evaluation.whole for evaluation in noisy) and float(np.float32(total)) == total:
         eps = max(eps, EPS["float32"])
     spread = max((abs(total - evaluation.sums[name]) for evaluation in noisy), default=0.0)
-    return max(BOUND * spread, 64 * eps * abs(total))
+    return max(BOUND * factor * spread, 64 * eps * abs(total))
 
 
 def bound_of(spread: float, eps: float, largest: float, largest_before: float, furthest: float) -> float:

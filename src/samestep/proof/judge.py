@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.message import Message, message
-from samestep.proof.compare import BOUND, Comparison, distance
+from samestep.proof.compare import Comparison, distance
 from samestep.proof.life import compare_life
 from samestep.proof.plan import AS_NUMERICS, AS_OWN, INEXACT
-from samestep.proof.trace import Expectation, of_engine, sample_like
+from samestep.proof.trace import BOUND, Expectation, of_engine, sample_like
 from samestep.records.record import Record
 from samestep.records.results import Divergence, Inexactness, Verdict, VerdictWord
 

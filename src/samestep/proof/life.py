@@ -139,7 +139,8 @@ class LifeComparison:
         """How far rounding explains that an evaluation's mean is off."""
         want = self.want.evaluations[number]
         noisy = [life.evaluations[number] for life in self.noisy]
-        return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps) / want.divisor(name)
+        factor = self.comparison.expectation.disagreement(LIFE)
+        return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps, factor) / want.divisor(name)
 
     def best(self) -> Iterator[Divergence]:
         """Which evaluation is the best one."""

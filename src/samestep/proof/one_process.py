@@ -7,8 +7,8 @@ from collections.abc import Callable
 from math import isclose, isfinite
 
 from samestep.message import Message, message
-from samestep.proof.compare import BOUND, bound_of
-from samestep.proof.trace import EPS, Expectation
+from samestep.proof.compare import bound_of
+from samestep.proof.trace import BOUND, EPS, Expectation
 from samestep.records.inspection import JobFacts
 from samestep.records.record import FromOne, ReferenceLayoutRecord, SeparationRecord
 from samestep.records.results import OneProcess

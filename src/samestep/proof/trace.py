@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+BOUND = 10  # times the distance that rounding alone makes
+FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,24 @@ class Expectation:
     def noise_distances(self, training: str) -> dict[str, float]:
         """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
         noisy = [played.distances for played in self.facts.trainings[training][1:]]
-        return {name: max(distances[name] for distances in noisy) for name in (noisy[0] if noisy else ())}
+        factor = self.disagreement(training)
+        return {name: factor * max(draw[name] for draw in noisy) for name in (noisy[0] if noisy else ())}
+
+    def disagreement(self, training: str) -> float:
+        """Returns by which factor the draws of noise disagree on a training's final values; see disagreement()."""
+        noisy = [played.distances for played in self.facts.trainings[training][1:]]
+        return disagreement([max(draw.values(), default=0.0) for draw in noisy], FLOOR_ULPS * self.eps)
+
+
+def disagreement(draws: Sequence[float], least: float) -> float:
+    """Returns by which factor draws of noise disagree on how far rounding moves a value: 1 where BOUND covers it.
+
+    Where each step multiplies what rounding has moved, as the inner iterations of LBFGS do, one draw can be many times
+    as far off as another one, and a third as far beyond both. Limited, since a value that jumps, as where a maximum
+    changes hands, jumps no further the next time. least: below it a distance is that of a single rounding.
+    """
+    factor = max(draws, default=0.0) / max(min(draws, default=0.0), least)
+    return min(factor, BOUND**2) if factor > BOUND else 1.0
 
 
 def sample_like(values: Any, sample: Any) -> Any:
