@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from samestep import Job
 
-Arch = Literal["mlp", "deep", "batchnorm", "masked", "tied", "unused"]
+Arch = Literal["mlp", "deep", "batchnorm", "masked", "tied", "unused", "rare"]
 
 
 class Mixture(nn.Module):
@@ -57,8 +57,21 @@ class Block(nn.Module):
         return x + self.drop(self.down(F.gelu(self.up(read))) + self.mixture(read))  # type: ignore[no-any-return]
 
 
+class RareBlock(Block):
+    """A block with a layer for some rows alone."""
+
+    def __init__(self, *, dropout: float, sparse: bool) -> None:
+        super().__init__(dropout=dropout, sparse=sparse)
+        self.for_rare = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, rare: Tensor) -> Tensor:  # type: ignore[override]
+        x = super().forward(x)
+        return x + rare[:, None, None] * self.for_rare(x) if rare.any() else x
+
+
 class Divisible(nn.Module):
-    """Six positions of three numbers, attended to by blocks. arch: what else the model has, as in jobs_drawn.py."""
+    """Six positions of three numbers, attended to by blocks. arch: what else the model has, as in jobs_drawn.py;
+    'rare': a part of a block is called for some rows alone, and not at all where a micro-batch has none of them."""
 
     def __init__(self, arch: Arch, *, sparse: bool) -> None:
         super().__init__()
@@ -75,13 +88,16 @@ class Divisible(nn.Module):
             self.register_buffer("keep", torch.tensor([True, True, False]))
             self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
             self.register_buffer("table", torch.tensor([0.5, torch.nan]))
-        self.masks = arch == "masked"
+        if arch == "rare":
+            self.blocks[2] = RareBlock(dropout=dropout, sparse=sparse)
+        self.masks, self.rare = arch == "masked", arch == "rare"
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = torch.tanh(self.first(self.embedding(inputs.reshape(len(inputs), 6, 3))))
         x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        rare = inputs.flatten(1)[:, 0] > 1 if self.rare else None
         for block in self.blocks:
-            x = block(x)
+            x = block(x) if rare is None or not isinstance(block, RareBlock) else block(x, rare)
         output: Tensor = self.output(torch.tanh(self.last(x.mean(1))))
         return output.where(self.keep, self.mask.clamp(min=-9)) if self.masks else output
 

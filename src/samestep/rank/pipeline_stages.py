@@ -122,6 +122,7 @@ class StageModule(nn.Module):
         self.batches: Sequence[Batch] = ()
         self.sizes: Sequence[int] = ()  # of the flat tensors that are sent
         self.losses: dict[int, Tensor] = {}  # of the last stage, by the number of the micro-batch
+        self.before_reduction: Callable[[], None] = lambda: None  # of the gradients of a sharded stage
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
         batch = self.batches[int(number)]
@@ -156,6 +157,15 @@ class StageModule(nn.Module):
         if self.draws:
             sent.append(generator.get_state().to(self.device))
         return tuple(sent)
+
+
+class Stage(PipelineStage):
+    """A stage as torch's schedules call it."""
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        module: Any = self.submod
+        module.before_reduction()
+        super().perform_reduce_grad(grad_scale_factor)
 
 
 class Pipeline:
@@ -230,7 +240,7 @@ class Pipeline:
             given = self._examples(stage - 1) if stage else (torch.zeros(1, dtype=torch.int64),)
             returned = self._examples(stage) if stage < count - 1 else (torch.zeros(()),)
             device = torch.device(self.device)
-            stages.append(PipelineStage(module, stage, count, device, given, returned, group=self._group))
+            stages.append(Stage(module, stage, count, device, given, returned, group=self._group))
         made: Any = get_schedule_class(self._name)
         several = issubclass(made, PipelineScheduleMulti)
         # The micro-batches' losses have their shares of the step already, and add up.

@@ -9,12 +9,15 @@ stages.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from samestep.rank.pipeline_stages import DividedModel, StageModule
+from samestep.rank.replica_gradients import fill_missing_gradients
+from samestep.rank.shards import fsdp_params_of
 
 
 def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: DeviceMesh) -> None:
@@ -36,9 +39,18 @@ def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: Dev
             module.parameters_of_stage = nn.ParameterList(whole)
             module.sharded = nn.ModuleList(inside)
             fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params={*whole})
+            module.before_reduction = partial(_fill_missing_gradients, module, mesh)
             for parameter in reached:
                 _tie(places[parameter], inside)
     divided.note_stages()
+
+
+def _fill_missing_gradients(stage: nn.Module, mesh: DeviceMesh) -> None:
+    """Gives each parameter of a gathered stage a gradient where it has one on any rank of the mesh: FSDP reduces those
+    that it finds, and rows may decide which modules are called."""
+    gathered = [parameter.unsharded_param for parameter in fsdp_params_of(stage)]
+    for group in mesh.get_all_groups():
+        fill_missing_gradients([parameter for parameter in gathered if parameter.requires_grad], group)
 
 
 def _modules_of(module: nn.Module, parameters: Collection[int]) -> Iterator[nn.Module]:

@@ -53,6 +53,15 @@ def is_divided(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
+def fsdp_params_of(unit: Any) -> list[Any]:
+    """Returns torch's `FSDPParam` of each parameter that FSDP2 shards as part of this unit."""
+    state = unit._get_fsdp_state() if hasattr(unit, "_get_fsdp_state") else None
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]  # before torch 2.13
+    return [parameter for group in groups if group is not None for parameter in group.fsdp_params]
+
+
 def block_of(tensor: Any) -> Tensor:
     """Returns the block of a tensor that this rank keeps: the whole tensor, where it is no DTensor."""
     block: Tensor = tensor._local_tensor if is_shard(tensor) else tensor.data

@@ -303,17 +303,19 @@ class Trial:
         return StagePlan(cuts, holders, self._draws, self._changes_rows)
 
     def _holders(self, begins: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Returns which stages use each parameter and buffer: in an operation, or else by calling its module."""
-        modules = dict(self._whole.named_modules())
+        """Returns which stages use each parameter and buffer: in an operation, or else by calling its module; of one
+        that these rows have not called, the innermost module around it that they have."""
         uses, calls, stage = dict[str, set[int]](), dict[str, set[int]](), 0
         for kind, name in self._events:
-            if kind == "use":
-                uses.setdefault(name, set()).add(stage)
-                continue
-            stage += name in begins
-            for _, tensor in tensors_of(modules[name], recurse=False):
-                calls.setdefault(self._names[id(tensor)], set()).add(stage)
-        return {name: tuple(sorted(uses.get(name) or calls.get(name) or {0})) for name in self._names.values()}
+            stage += kind == "call" and name in begins
+            (uses if kind == "use" else calls).setdefault(name, set()).add(stage)
+        stages: dict[str, set[int]] = {}
+        for around, module in self._whole.named_modules():
+            while around and around not in calls:
+                around = around.rpartition(".")[0]
+            for _, tensor in tensors_of(module, recurse=False):
+                stages.setdefault(self._names[id(tensor)], set()).update(calls.get(around, {0}))
+        return {name: tuple(sorted(uses.get(name) or stages[name])) for name in self._names.values()}
 
     def _cuts(self, begins: Sequence[str], holders: Mapping[str, tuple[int, ...]]) -> tuple[Cut, ...]:
         generator = default_generator(self.device)

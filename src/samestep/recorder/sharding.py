@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.rank.digests import digests
-from samestep.rank.shards import block_of, is_shard, place_of
+from samestep.rank.shards import block_of, fsdp_params_of, is_shard, place_of
 from samestep.recorder.window import compress
 
 NONE = object()
@@ -95,22 +95,14 @@ def unsharded(module: nn.Module) -> set[int]:
     plain = {id(p) for unit in units for p in unit.parameters() if not is_shard(p)}
     # Those of a tensor-parallel model are DTensors, too.
     return plain | {
-        id(p._unsharded_param) for unit in units for p in _params_of(unit) if hasattr(p, "_unsharded_param")
+        id(p._unsharded_param) for unit in units for p in fsdp_params_of(unit) if hasattr(p, "_unsharded_param")
     }
 
 
 def data_dimensions(module: nn.Module) -> dict[int, int]:
     """Returns the id of each parameter that FSDP2 has sharded below a module -> how many dimensions its mesh has."""
     units = _fsdp2_modules(module)
-    return {id(p.sharded_param): int(p.mesh_info.mesh.ndim) for unit in units for p in _params_of(unit)}
-
-
-def _params_of(unit: Any) -> list[Any]:
-    state = unit._get_fsdp_state() if hasattr(unit, "_get_fsdp_state") else None
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]
-    return [parameter for group in groups if group is not None for parameter in group.fsdp_params]
+    return {id(p.sharded_param): int(p.mesh_info.mesh.ndim) for unit in units for p in fsdp_params_of(unit)}
 
 
 def _fsdp2_modules(module: nn.Module) -> list[nn.Module]:
