@@ -123,6 +123,14 @@ def test_ranks_as_threads_share_one_gpu(ranks: str, tmp_path: Path) -> None:
     assert said == dict.fromkeys(engines, "same") | unlike, done.stdout
 
 
+@pytest.mark.parametrize("ranks_as", [["--nproc", "1"], ["--nproc", "2", *ONE_GPU]])
+def test_shards_wait_in_the_memory_of_the_cpu(ranks_as: list[str], tmp_path: Path) -> None:
+    """With a clipped norm, which the ranks then reduce on the CPU, too."""
+    line = ["verify", DRAWN, "--engine", "fsdp", "--set-engine", "offload=true", "--set", "clip_norm=0.1", *ranks_as]
+    (row,) = json.loads(samestep(*line, "--json", out=tmp_path / "out").stdout)["engines"]
+    assert row["verdict"] == "same", row
+
+
 def test_a_fault_of_ranks_that_share_a_gpu_is_caught(tmp_path: Path) -> None:
     """As users have it: planted in the package, which plays both sides."""
     (fault,) = (fault for fault in FAULTS if fault.name == "gradients averaged over so many ranks at most")

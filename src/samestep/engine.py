@@ -62,6 +62,7 @@ class Layout:
     no_phases: True where the engine takes one optimizer, not several in turn.
     closures: True where the engine's loop gives `run.closure` to the optimizer's step, as LBFGS demands.
     micro_batches: the fewest that a step has on each replica; more where Job.micro_batch says so.
+    reduces_on_cpu: True where ranks on GPUs also reduce tensors that are on the CPU.
     """
 
     replicas: int
@@ -74,6 +75,7 @@ class Layout:
     no_phases: bool = False
     closures: bool = False
     micro_batches: int = 1
+    reduces_on_cpu: bool = False
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ ENGINES: dict[str, Row] = {
     "fsdp": Row("fsdp"),
     "fsdp wrap=root": Row("fsdp", {"wrap": "root"}),
     "fsdp checkpoint": Row("fsdp", {"checkpoint": "true", "reshard": "false"}),
+    "fsdp offload": Row("fsdp", {"offload": "true"}),
     "fsdp bf16": Row("fsdp", {"precision": "bf16"}),
     "fsdp, replicas of shards": Row("fsdp", meshes={4: "data=2,shard=2"}),
     "fsdp, shards of tensor parallel layers": Row("fsdp", meshes={4: "shard=2,tensor=2"}),

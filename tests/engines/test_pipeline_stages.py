@@ -21,6 +21,7 @@ from samestep.tasks.inspect.engines import dividing_engines, least_rows
 from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
+DIVISIBLE = f"{TESTS}/conformance/jobs_divided.py:job"
 DEEP, HEADS = (f"{TESTS}/mutations/jobs.py:{name}" for name in ("deep", "heads"))
 
 
@@ -62,6 +63,15 @@ def test_it_takes_the_step_of_one_process(mesh: str, schedule: str, complete: bo
 def test_averages_of_sharded_stages_are_those_of_one_process(reference_rank: Ranks) -> None:
     with Ranks(4, threads=True) as ranks:
         verdict = prove(reference_rank, ranks, DEEP, "pipeline", {"ema": "0.9"}, mesh="stage=2,shard=2")
+    assert verdict.verdict == "same", verdict
+
+
+@pytest.mark.check
+def test_sharded_stages_have_layers_for_some_rows(reference_rank: Ranks) -> None:
+    """Of two replicas one calls such a layer, or none does, and so had the rows on which the stages were tried."""
+    settings = {"arch": "rare", "global_batch": "8"}
+    with Ranks(4, threads=True) as ranks:
+        verdict = prove(reference_rank, ranks, DIVISIBLE, "pipeline", settings, mesh="stage=2,shard=2")
     assert verdict.verdict == "same", verdict
 
 

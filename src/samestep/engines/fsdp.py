@@ -7,7 +7,8 @@
 wrap: what is sharded as one unit: the blocks that the model repeats ('auto'), each of its children, each module of the
 class that is named, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
-checkpoint: activation checkpointing of each unit. sequence_parallel: as engine tensor's, with an axis `tensor`.
+checkpoint: activation checkpointing of each unit. offload: shards, their gradients and the optimizer's state are in the
+CPU's memory, where the optimizer steps. sequence_parallel: as engine tensor's, with an axis `tensor`.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -21,7 +22,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
@@ -43,10 +44,11 @@ WHOLE = message("keep_fsdp_parameters_whole")
 INSIDE = message("compute_inside_of_forward")
 
 
-def layout(world: World, **settings: Any) -> Layout:
+def layout(world: World, offload: bool = False, **settings: Any) -> Layout:
     # FSDP does not synchronise buffers. SyncBatchNorm would count the rows of tensor parallel ranks several times.
     alone = world.replicas < world.size
     options: dict[str, Any] = {"buffers": "local", "lone_batchnorm": alone, "no_scalars": True}
+    options["reduces_on_cpu"] = offload  # the norm of the gradients
     return Layout(replicas=world.replicas, no_optimizers=NOT_ON_SHARDS, **options)
 
 
@@ -88,6 +90,7 @@ def train(
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
+    offload: bool = False,
     sequence_parallel: bool = False,
 ) -> State:
     with process_group(world), ExitStack() as entered:
@@ -105,12 +108,14 @@ def train(
             again = blocks or units_of(model, "auto")
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
         reads = FSDPReads(model, [*blocks, model], WHOLE if reshard or wrap != "root" else INSIDE)
+        place = CPUOffloadPolicy(pin_memory=world.device != "cpu") if offload else OffloadPolicy()
         lower = MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
-                fully_shard(norm, mesh=mesh)
+                fully_shard(norm, mesh=mesh, offload_policy=place)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
+        options["offload_policy"] = place
         for unit in [unit for unit in blocks if precision == "full" or unit not in batch_norms(model)]:
             fully_shard(unit, **options)
         fully_shard(model, **options)

@@ -76,8 +76,10 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
     observed = {}
     threads: list[int] = []
     flight_recorder.enable()
+    on_cpu = engine.layout(world, **plan.engine_settings).reduces_on_cpu and world.device != "cpu"
+    backend = "cpu:gloo,cuda:nccl" if on_cpu else ""
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
-    with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked):
+    with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked, backend):
         if engine.needs.processes != "one" and not active_turns():
             flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:

@@ -95,9 +95,9 @@ def eject(
     if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
         raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
     mesh = mesh if name in ON_MESHES else None  # else all ranks are along `data`, as without one
-    for parallel in ("sequence_parallel", "loss_parallel"):
-        if settings.get(parallel):
-            raise UserError(f"a script of {name} has no {parallel}; leave it out")
+    for setting in ("sequence_parallel", "loss_parallel", "offload"):
+        if settings.get(setting):
+            raise UserError(f"a script of {name} has no {setting}; leave it out")
     given = _given(function, texts, target)
     module, called = home(target, function)
     world = World(size=mesh.size, mesh=mesh) if mesh else World(size=2, devices=("cuda:0", "cuda:1"))
