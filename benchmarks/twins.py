@@ -35,7 +35,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "twins"))
 from corpus import FAULTS, HEALTHY
-from corpus.healthy import RANKS, STARTS_RANKS_ITSELF, STEPS
+from corpus.healthy import STARTS_RANKS_ITSELF, STEPS, ranks_of
 from corpus.judge import Row, judged, judged_again, said, table_of
 from corpus.twin import SCRIPTS, Fault, Healthy, Twin, file_of, text_of
 
@@ -120,7 +120,7 @@ def run_plain(twins: Iterable[Twin], nproc: int, record: Path | None) -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="samestep-twin-") as folder:
             script = planted(twin, Path(folder))
-            started = 1 if twin.script in STARTS_RANKS_ITSELF else RANKS.get(twin.script, nproc)
+            started = 1 if twin.script in STARTS_RANKS_ITSELF else ranks_of(twin, nproc)
             outputs, end = plain.run(script, twin.arguments.split(), started, limit_s=40)
             outputs = [told(output) for output in outputs]
             end_processes(Path(folder))
@@ -175,7 +175,7 @@ def main() -> int:
     rows = {row.twin: row for row in kept(record)}
     with fork_servers():
         for twin in in_time([twin for twin in twins if twin.name not in rows], options.until):
-            rows[twin.name] = row = checked(twin, RANKS.get(twin.script, options.nproc))
+            rows[twin.name] = row = checked(twin, ranks_of(twin, options.nproc))
             print(
                 "  " if row.right else "! ", row.twin, "|", row.answer, row.exit_code, f"{row.seconds} s |", said(row)
             )

@@ -12,7 +12,7 @@ from recorder.plant import checked
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 
 from corpus.faults.layouts import FAULTS
-from corpus.healthy import RANKS
+from corpus.healthy import ranks_of
 from corpus.twin import Fault, Healthy, text_of
 
 HEALTHY = [
@@ -30,7 +30,7 @@ PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAM
     [pytest.param(twin, id=twin.name, marks=() if "sequence" in twin.name else pytest.mark.check) for twin in HEALTHY],
 )
 def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
-    ranks = RANKS.get(twin.script, 2)
+    ranks = ranks_of(twin)
     results = checked(text_of(twin), tmp_path, script_arguments=twin.arguments.split(), nproc=ranks)
     assert results.answer == "right", results.findings
     assert all(finding.answer != "warning" for finding in results.findings)
@@ -40,7 +40,7 @@ def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
 def test_a_fault_of_a_layout_is_named(fault: Fault, tmp_path: Path) -> None:
-    ranks = RANKS.get(fault.script, 2)
+    ranks = ranks_of(fault)
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
     assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
     assert results.answer == "differs"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.check_by_hand import judged_by_hand
-from samestep.commands.check_replay import replay
+from samestep.commands.check_replay import replay, with_modules
 from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
 from samestep.commands.failed_check import with_lines
 from samestep.commands.fix import try_patches
@@ -29,6 +29,7 @@ from samestep.launch.command import command_for
 from samestep.message import Message, message
 from samestep.proof.script import judge, with_coefficients, with_replay, with_sites
 from samestep.proof.script.coefficients import one_process_decides
+from samestep.proof.script.first_module import OF_A_MODULE
 from samestep.proof.script.pipelines import PipelineLayout
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
@@ -71,6 +72,9 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         elif keep and (by_hand := judged_by_hand(results, plan, ranks, record, play)):
             results = by_hand
         elif keep and results.answer == "differs" and not one_process_decides(results.findings):
+            if any(finding.message.id in OF_A_MODULE for finding in results.findings):
+                replay(plan, ranks, record, play)
+                results = replace(results, findings=with_modules(results.findings, plan, ranks))
             results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
             findings = replay(plan, ranks, record, play)

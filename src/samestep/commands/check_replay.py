@@ -18,6 +18,7 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import pipeline_stages
 from samestep.proof.script.by_hand import ByHand
+from samestep.proof.script.first_module import with_module
 from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replicas import of_one_replica
@@ -61,11 +62,23 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         except (TrainingFailed, UserError) as error:
             return [not_replayed(message("script_fails_in_one_process", error=error.message))]
     replayed, size = folder / REPLAY_FOLDER, len(ranks)
-    if layout:
-        ranks, record = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
     one_process = read(ScriptRecord, replayed / "rank0.json")
-    findings = judge_replay(result, ranks, one_process, record, Record(replayed), size=size)
-    return [of_one_replica(finding, layout, told_ranks) for finding in findings] if layout else findings
+    if not layout:
+        return judge_replay(result, ranks, one_process, record, Record(replayed), size=size)
+    replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
+    findings = judge_replay(result, replicas, one_process, of_all, Record(replayed), size=size)
+    findings = [of_one_replica(finding, layout, told_ranks) for finding in findings]
+    return with_modules(findings, plan, ranks)
+
+
+def with_modules(findings: Sequence[Finding], plan: ScriptPlan, ranks: Sequence[ScriptRecord]) -> list[Finding]:
+    """Returns findings; those of ranks that share out a model with the module that computes something else than in the
+    replay, if there was one."""
+    path, layout = Path(plan.out) / REPLAY_FOLDER / "rank0.json", Layout.of(ranks)
+    if layout is None or not layout.tensor or not path.exists():
+        return [*findings]
+    one_process, size = read(ScriptRecord, path), len(layout.replicas[0])
+    return [with_module(finding, ranks, one_process, layout.axis, size) for finding in findings]
 
 
 def work_folder(plan: ScriptPlan, temporary: Path) -> Path:

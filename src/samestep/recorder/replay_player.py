@@ -38,6 +38,7 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
+from samestep.recorder.sharding import grid_of
 from samestep.recorder.whole_weights import WholeWeights
 from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
@@ -460,8 +461,7 @@ def _weights(folder: Path, name: str, ranks: list[ReplayData]) -> Weights:
         if key in weights:
             weights[key] = weights[key].new_zeros(shape)
             for of_rank, array in zip(places, arrays):
-                block, offset = torch.from_numpy(array[key]), of_rank[key][1]
-                weights[key][tuple(slice(start, start + n) for start, n in zip(offset, block.shape))] = block
+                weights[key][grid_of(of_rank[key][1])] = torch.from_numpy(array[key])
     return weights
 
 

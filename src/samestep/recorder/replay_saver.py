@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.message import Message, message
-from samestep.rank.shards import block_of, is_shard, place_of
+from samestep.rank.shards import block_of, is_shard
+from samestep.recorder import sharding
 from samestep.recorder.batches import Outputs, copied, holds_loss
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
@@ -57,7 +58,7 @@ class ReplayData:
     but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
     each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
     which some schedules move as well. several: whether a micro-batch has several forwards. places: of each sharded
-    parameter, the whole shape and the offset of this rank's block, which is among its weights.
+    parameter, the whole shape, and the indices along each dimension of this rank's block, which is among its weights.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -72,7 +73,7 @@ class ReplayData:
     batch_norm: bool = False
     drawn: list[Drawn] = field(default_factory=list)
     several: bool = False
-    places: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    places: dict[str, tuple[tuple[int, ...], list[Tensor]]] = field(default_factory=dict)
     why_not: Message | None = None
 
 
@@ -204,7 +205,7 @@ class ReplaySaver:
         why = message("deepspeed_not_replayed") if self._recorder.engine else None
         for name, parameter in parameters.by_name.items():
             if is_shard(parameter):
-                self.data.places[name] = tuple(parameter.shape), place_of(parameter)[1]
+                self.data.places[name] = tuple(parameter.shape), sharding.indices_of(parameter)
         if parameters.flattened.parts or parameters.flattened.hides:
             why = why or message("flattened_parameters_not_replayed")
         return why

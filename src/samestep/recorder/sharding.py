@@ -14,7 +14,7 @@ the ranks, they are the whole's. Of the libraries' objects only attributes are r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -84,8 +84,36 @@ def among_zeros(tensor: Any) -> Tensor:
         return plain
     block = block_of(tensor)
     zeros = block.new_zeros(tensor.shape)
-    zeros[tuple(slice(start, start + length) for start, length in zip(*reversed(place_of(tensor))))] = block
+    zeros[grid_of(indices_of(tensor))] = block
     return zeros
+
+
+def indices_of(tensor: Any) -> list[Tensor]:
+    """Returns which elements along each dimension of a DTensor this rank holds: of fused weights, as gate and up in
+    one, it may be a piece of each."""
+    held, place = [torch.arange(size) for size in tensor.shape], tensor.device_mesh.get_coordinate()
+    for number, placement in enumerate(tensor.placements):
+        if hasattr(placement, "dim"):
+            # Of a strided shard each of several parts is shared out.
+            parts = _chunks(held[placement.dim], getattr(placement, "split_factor", 1))
+            shares = [_chunks(part, tensor.device_mesh.size(number))[place[number]] for part in parts]
+            held[placement.dim] = torch.cat(shares)
+    if [*map(len, held)] != [*tensor._local_tensor.shape]:
+        held = [torch.arange(start, start + length) for length, start in zip(*place_of(tensor))]
+    return held
+
+
+def _chunks(indices: Tensor, count: int) -> list[Tensor]:
+    """Returns pieces as torch shares a dimension out: the last ones may be shorter, or empty."""
+    chunks = [*indices.chunk(count)]
+    return [*chunks, *[indices[:0]] * (count - len(chunks))]
+
+
+def grid_of(indices: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Returns what picks the elements with these indices along each dimension out of a tensor."""
+    if all(len(along) and int(along[-1] - along[0]) == len(along) - 1 for along in indices):
+        return tuple(slice(int(along[0]), int(along[-1]) + 1) for along in indices)
+    return torch.meshgrid(*indices, indexing="ij")
 
 
 def unsharded(module: nn.Module) -> set[int]:
@@ -101,8 +129,15 @@ def unsharded(module: nn.Module) -> set[int]:
 
 def data_dimensions(module: nn.Module) -> dict[int, int]:
     """Returns the id of each parameter that FSDP2 has sharded below a module -> how many dimensions its mesh has."""
-    units = _fsdp2_modules(module)
-    return {id(p.sharded_param): int(p.mesh_info.mesh.ndim) for unit in units for p in fsdp_params_of(unit)}
+    params = [p for unit in _fsdp2_modules(module) for p in fsdp_params_of(unit)]
+    # What has been loaded since, FSDP2 takes for its own in the first forward alone.
+    present = [p._module_info.module._parameters.get(p._module_info.param_name) for p in params]
+    return {
+        id(sharded): int(p.mesh_info.mesh.ndim)
+        for p, loaded in zip(params, present)
+        for sharded in (p.sharded_param, loaded)
+        if is_shard(sharded)
+    }
 
 
 def _fsdp2_modules(module: nn.Module) -> list[nn.Module]:

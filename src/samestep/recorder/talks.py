@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from samestep.job.walk import leaves_of
-from samestep.rank.shards import is_shard
+from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward
 from samestep.records.call_site import CallSite
@@ -146,23 +145,26 @@ class FirstForward:
     def watched(self, model: nn.Module) -> Iterator[None]:
         """Records the modules that are called in the block, if it is the first one."""
         is_first, self._seen = not self._seen, True
-        # A compiled model would be compiled with the hooks, and DTensors hold no whole.
-        odd = hasattr(model, "_orig_mod") or any(map(is_shard, model.parameters())) or PIPELINES in sys.modules
+        # A compiled model would be compiled with the hooks.
+        odd = hasattr(model, "_orig_mod") or PIPELINES in sys.modules
         if not is_first or odd or not dist.is_initialized():
             yield
             return
         names = {id(module): plain(name) for name, module in model.named_modules()}
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if id(module) in names and not torch.compiler.is_compiling():
-                given, returned = moments_of((args, kwargs)), moments_of(output)
-                self.modules.append(ModuleRecord(names[id(module)], given, returned, self._site(module)))
+            if torch.compiler.is_compiling() or _holds_sums((args, kwargs, output)):
+                return
+            given, returned = moments_of((args, kwargs)), moments_of(output)
+            self.modules.append(ModuleRecord(names[id(module)], given, returned, self._site(module)))
 
-        handle = register_module_forward_hook(hook, with_kwargs=True)
+        # After the hooks that a plan has put on a module, which add up or gather what it returns.
+        handles = [module.register_forward_hook(hook, with_kwargs=True) for module in model.modules()]
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def _site(self, module: nn.Module) -> CallSite | None:
         """Returns the line of the user's code where a module's forward begins."""
@@ -172,12 +174,24 @@ class FirstForward:
         return CallSite(code.co_filename, code.co_firstlineno, code.co_qualname if hasattr(code, "co_qualname") else "")
 
 
+def _holds_sums(data: Any) -> bool:
+    """Whether a tree holds DTensors that are still to be added up over ranks: a part of one tells nothing of the sum's
+    squares."""
+    return any(placement.is_partial() for leaf in leaves_of(data) if is_shard(leaf) for placement in leaf.placements)
+
+
 def moments_of(data: Any) -> Moments:
-    """Returns sums over all elements of the tensors of floating point and of numbers in a tree."""
+    """Returns sums over all elements of the tensors of floating point and of numbers in a tree; of a DTensor over those
+    of this rank's piece."""
     count, sums = 0, torch.zeros(4, dtype=torch.float64)
-    for leaf in leaves_of(data):
+    for leaf in map(_held, leaves_of(data)):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.dim() and leaf.dtype != torch.bool:
             values = leaf.detach().cpu().double() if not leaf.is_complex() else torch.view_as_real(leaf).cpu().double()
             count += values.numel()
             sums += torch.stack([values.sum(), values.abs().sum(), (values**2).sum(), (values**3).sum()])
     return Moments(count, sums.tolist())
+
+
+def _held(leaf: Any) -> Any:
+    """Returns what this rank holds of a tensor."""
+    return block_of(leaf) if is_shard(leaf) else leaf

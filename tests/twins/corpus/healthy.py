@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corpus.twin import Healthy
+from corpus.twin import Healthy, Twin
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp_classifier": ("", "--optimizer adamw", "--workers 2", "--smoothing 0.1", "--look-first"),
@@ -68,6 +68,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--by-hand",
         "--by-hand --optimizer AdamW",
     ),
+    "transformers_plan": (
+        "",
+        "--tied --accumulate 2",
+        "--clip 0.1",
+        "--config --model qwen3",
+        "--config",
+        "--model qwen3_moe",
+        "--config --fsdp 2",
+        "--config --fsdp 2 --clip 0.1",
+    ),
     "megatron_layers": (
         "",
         "--tp 4",
@@ -102,5 +112,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 RANKS = {"pipeline_replicas": 4, "megatron_layers": 4, "fsdp_tensor": 4, "hybrid_shards": 4}
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
+
+
+def ranks_of(twin: Twin, nproc: int = 2) -> int:
+    """Returns on how many ranks a twin is checked."""
+    return 4 if "--fsdp 2" in twin.arguments else RANKS.get(twin.script, nproc)
+
+
 STARTS_RANKS_ITSELF = ("processes", "spawned")
 HEALTHY = tuple(Healthy(script, arguments) for script, variants in VARIANTS.items() for arguments in variants)

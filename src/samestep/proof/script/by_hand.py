@@ -17,7 +17,6 @@ from samestep.records.divided_models import HeldPiece
 from samestep.records.script import ReplayRecord, ScriptRecord
 
 SAME_LOSS = 1e-4  # relative
-SAME_SUMS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -174,47 +173,3 @@ def draw_apart(layout: ByHand, ranks: Ranks) -> bool:
 
 def _first_draw(rank: ScriptRecord) -> str:
     return rank.randoms.draws[0] if rank.randoms.draws else ""
-
-
-def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
-    """Returns the first module that was given what one process gives it, put together over the ranks, and returned
-    something else; None where none has, or they cannot be told apart."""
-    of_ranks = [_by_call(rank) for rank in ranks]
-    for call, (given, returned) in _by_call(one_process).items():
-        if not all(call in of_rank for of_rank in of_ranks):
-            continue
-        are_given, are_returned = (
-            _are_together([of_rank[call][side] for of_rank in of_ranks], whole)
-            for side, whole in enumerate((given, returned))
-        )
-        if are_given and are_returned is False:
-            return call[0]
-    return None
-
-
-Sums = tuple[int, list[float]]
-
-
-def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
-    """Returns (module, the number of its call) -> what it was given and what it returned."""
-    calls = dict[tuple[str, int], tuple[Sums, Sums]]()
-    for module in rank.modules:
-        number = sum(name == module.name for name, _ in calls)
-        sums = ((side.count, side.sums) for side in (module.given, module.returned))
-        calls[module.name, number] = next(sums), next(sums)
-    return calls
-
-
-def _are_together(parts: Sequence[Sums], whole: Sums) -> bool | None:
-    """Whether the elements of all ranks are those of one process, each as often as there are copies; None where they
-    are no whole number of copies."""
-    count, sums = whole
-    total = sum(part[0] for part in parts)
-    if not count and not total:
-        return True
-    if not count or total % count or total // count > len(parts):
-        return None
-    copies, size = total // count, max(sums[1], 1e-12)
-    added = [sum(values) / copies for values in zip(*(part[1] for part in parts))]
-    near = abs(added[0] - sums[0]) <= SAME_SUMS * size and abs(added[1] - sums[1]) <= SAME_SUMS * size
-    return bool(near and abs(added[2] - sums[2]) <= SAME_SUMS * max(sums[2], 1e-12))

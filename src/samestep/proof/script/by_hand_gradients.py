@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import Division, draw_apart, first_module_apart, losses_of, same_loss
+from samestep.proof.script.by_hand import Division, draw_apart, losses_of, same_loss
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.first_module import at_module, first_module_apart
 from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
 from samestep.proof.script.step_gradients import Array, norm, norm_of_all
 from samestep.records.record import Record
@@ -121,7 +122,7 @@ def replayed_gradients(
             expected=message("a_norm", norm=norm(wanted)),
             found=found,
         )
-        return [_with_module(finding, ranks)]
+        return [at_module(finding, ranks)]
     fed = message("fed_as_one")
     right = Finding(GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=None))
     steps = len(one_process.steps)
@@ -130,13 +131,6 @@ def replayed_gradients(
 
 
 UNKNOWN = ("whole_weights_give_another_loss", "replay_told_of_all_ranks")
-
-
-def _with_module(finding: Finding, ranks: Ranks) -> Finding:
-    """Returns a finding about a module with the line where its forward begins."""
-    name = finding.message.fields.get("module")
-    sites = [module.site for rank in ranks for module in rank.modules if module.name == name and module.site]
-    return replace(finding, sites=sites[:1]) if name and sites else finding
 
 
 def _arrays(

@@ -136,6 +136,14 @@ def parameter(context: Context) -> list[CallSite]:
     return _sites(sorted(made, key=lambda record: -len(record.name)))[:2]
 
 
+def planned(context: Context) -> list[CallSite]:
+    """Returns the lines that name the module of a finding in a string, as a plan that divides it does."""
+    divergence = context.finding.divergence
+    holder = ((divergence.tensor if divergence else None) or "").rpartition(".")[0]
+    name = str(context.finding.message.fields.get("module") or holder).rpartition(".")[2]
+    return written(lambda source: source.strings_with(name))(context) if name.isidentifier() else []
+
+
 def buffer(context: Context) -> list[CallSite]:
     """Returns the lines that change the buffer of a finding."""
     name = re.split(r"[.: ]+", str(context.finding.message.fields.get("buffer", "")))[-1]
@@ -328,9 +336,9 @@ LINES: Mapping[str, Sequence[Place]] = {
     "buffer_begins_apart": (buffer, SEEDS),
     "replica_reads_other_rows": (called("sampler"), *SHARING, FORWARD),
     "replicas_train_the_same_rows": OF_ONE_ORDER,
-    "replica_begins_apart": (SEEDS, parameter, DIVIDES),
+    "replica_begins_apart": (flowing(SEEDS, RANK), SEEDS, parameter, DIVIDES),
     "replica_draws_apart": (SEEDS, FORWARD),
-    "replica_gradient_apart": (parameter, DIVIDES, FORWARD, BACKWARD),
+    "replica_gradient_apart": (planned, parameter, DIVIDES, FORWARD, BACKWARD),
     "replica_drifts_apart": (*OF_RANKS, OF_GRADIENTS, OF_WEIGHTS, parameter, STEP),
     "clipped_by_local_norms": (called("clip"), READS, OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
     "whole_gradients_added_up": (REDUCTION, OF_GRADIENTS, STEP),
@@ -357,7 +365,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "gradient_scaled_along_axis": (REDUCTION, OF_GRADIENTS, *OF_RANKS, DIVISORS, GATHER, BACKWARD),
     "not_reduced_along_axis": (beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
     "gradient_incomplete_along_axis": (REDUCTION, parameter, FORWARD),
-    "module_computes_otherwise": (parameter, called("collective"), FORWARD),
+    "module_computes_otherwise": (planned, DIVIDES, parameter, called("collective"), FORWARD),
     "ranks_compute_otherwise": (called("collective"), parameter, FORWARD, BACKWARD),
     "clipped_by_norm_of_copies": (called("clip"), OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
     "pieces_begin_alike": (SEEDS, parameter),

@@ -515,6 +515,11 @@ class Source:
             lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
         )
 
+    def strings_with(self, word: str) -> list[int]:
+        """Returns the lines of strings that end with a word, as 'layers.*.down_proj' does."""
+        ends = re.compile(rf"(?:^|\W){re.escape(word)}$")
+        return self._lines_where(lambda node: isinstance(node, ast.Constant) and bool(ends.search(str(node.value))))
+
     def _lines_where(self, holds: Callable[[ast.AST], bool]) -> list[int]:
         lines = {getattr(node, "lineno", 0) for node in ast.walk(self.tree) if holds(node)}
         return sorted(lines)

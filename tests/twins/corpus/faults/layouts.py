@@ -2,7 +2,7 @@
 
 from corpus.twin import Fault
 
-TENSOR, FSDP, HYBRID = "tensor_parallel", "fsdp_tensor", "hybrid_shards"
+TENSOR, FSDP, HYBRID, PLAN = "tensor_parallel", "fsdp_tensor", "hybrid_shards", "transformers_plan"
 REPLAYED = ("replayed gradient",)
 SAMPLED = "sampler = DistributedSampler(data, num_replicas=dp, rank=dp_rank, seed=3)"
 WHOLE_NORMS = "norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters()]"
@@ -10,6 +10,9 @@ LOCAL_NORMS = 'norms = [getattr(p.grad, "_local_tensor", p.grad).norm() for p in
 LOCAL_NORM = """squares = [p.grad.to_local().square().sum() for p in model.parameters()]
                 for p in model.parameters():
                     p.grad.mul_(min(1.0, args.clip / float(sum(squares)) ** 0.5))"""
+RULES = "  # rules that replace those of the model's own plan"
+NORM_RULE = 'plan = {"model.layers.*.self_attn.q_norm": "replicate"}' + RULES
+ROWS = '{"model.layers.*.mlp.down_proj": "local_params", "model.layers.*.mlp.down_proj.weight": "rowwise"}'
 SEQUENCE = "--sequence-parallel --loss-parallel"
 FAULTS = (
     Fault(
@@ -293,5 +296,79 @@ FAULTS = (
         "tied",
         "parallelize_module makes two parameters of one",
         arguments="--tied",
+    ),
+    Fault(
+        PLAN,
+        "replica_gradient_apart",
+        "plan = {}",
+        NORM_RULE.removesuffix(RULES),
+        NORM_RULE,
+        ("gradient",),
+        "along tp",
+        "each rank has the gradient of its own heads, and nothing adds these up",
+        arguments="--config --model qwen3",
+    ),
+    Fault(
+        PLAN,
+        "module_computes_otherwise",
+        "plan = {}",
+        f"plan = {ROWS}",
+        f"plan = {ROWS}{RULES}",
+        ("gradient", "replayed gradient"),
+        "along tp",
+        "each rank has the output of its own columns, and nothing adds these up",
+        arguments="--config",
+    ),
+    Fault(
+        PLAN,
+        "gradient_divided_by_the_ranks",
+        "loss = loss / args.accumulate",
+        "loss = loss / world",
+        "loss = loss / world",
+        REPLAYED,
+        "1/2",
+        "the ranks are one replica: their gradient is no sum over them",
+    ),
+    Fault(
+        PLAN,
+        "replica_begins_apart",
+        "torch.manual_seed(2)",
+        "torch.manual_seed(2 + rank)",
+        "torch.manual_seed(2 + rank)",
+        ("initial weights",),
+        "along tp",
+        "the norm that each rank holds whole begins with other values on each",
+    ),
+    Fault(
+        PLAN,
+        "replica_reads_other_rows",
+        "num_replicas=args.fsdp, rank=rank // tp, seed=3)",
+        "seed=3)",
+        "sampler = DistributedSampler(data, seed=3)",
+        ("rows",),
+        "along tp",
+        "a data-parallel habit: the ranks compute pieces of different batches",
+        arguments="--config --fsdp 2",
+    ),
+    Fault(
+        PLAN,
+        "clipped_by_local_norms",
+        WHOLE_NORMS,
+        LOCAL_NORMS,
+        LOCAL_NORMS,
+        ("gradient",),
+        "norm",
+        "each rank clips by the norm of its own pieces",
+        arguments="--clip 0.1",
+    ),
+    Fault(
+        PLAN,
+        "rate_depends_on_ranks",
+        "lr=0.1)",
+        "lr=0.1 * world)",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * world)",
+        ("replayed rate", "rate"),
+        "rate",
+        "one replica has no larger batch",
     ),
 )
