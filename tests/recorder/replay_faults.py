@@ -123,4 +123,24 @@ REPLAY_FAULTS = (
         "replayed rate",
         "rate_depends_on_ranks",
     ),
+    *(
+        Fault(f"deepspeed_engine {stage}", *planted)
+        for stage in (0, 2, 3)
+        for planted in (
+            (
+                "rate times the ranks",
+                "lr=0.01),",
+                "lr=0.01 * dist.get_world_size()),",
+                "replayed rate",
+                "rate_depends_on_ranks",
+            ),
+            (
+                "clipped by the number of ranks",
+                '"gradient_accumulation_steps": 3,',
+                '"gradient_accumulation_steps": 3, "gradient_clipping": 0.1 / dist.get_world_size(),',
+                "replayed gradient",
+                "clipping_depends_on_ranks",
+            ),
+        )
+    ),
 )

@@ -147,6 +147,12 @@ def test_ranks_call_the_same_collectives(second: list[str], answer: str) -> None
         assert found.divergence.rank == 1 and found.divergence.expected.fields["number"] == 1
 
 
+def test_a_number_is_reduced_alike_alone_and_in_a_list() -> None:
+    """As DeepSpeed's pipelines reduce the loss."""
+    groups = [GroupRecord([0, 1], [call]) for call in ("all_reduce [] float", "all_reduce [1] float")]
+    assert collectives([rank(n, groups={"0": group}) for n, group in enumerate(groups)]).answer == "right"
+
+
 def test_collectives_that_the_recorder_has_forgotten_are_not_compared() -> None:
     one, other = (
         GroupRecord([0, 1], ["barrier", "all_reduce [4] float"], 5),

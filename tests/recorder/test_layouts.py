@@ -19,10 +19,13 @@ HEALTHY = [
     Healthy("tensor_parallel", "--sequence-parallel --loss-parallel"),
     Healthy("fsdp_tensor", "--dropout 0.1"),
     Healthy("hybrid_shards", "--clip 0.1"),
+    Healthy("transformers_plan", "--model qwen3_moe"),
+    Healthy("transformers_plan", "--config --fsdp 2"),
 ]
 NAMED = ["replica_draws_apart", "replica_gradient_apart", "clipped_by_local_norms", "reduced_along_some_axes"]
 NAMED += ["replica_is_no_one_process", "replica_begins_apart", "replica_reads_other_rows"]
 PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAMED]
+PLANTED += [fault for fault in FAULTS if fault.script == "transformers_plan" and "--config" in fault.arguments]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_sharded_models_are_replayed_whole_and_rank_by_rank(tmp_path: Path) -> N
 
 
 @pytest.mark.check
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepspeed_is_replayed_also_where_its_settings_name_the_batch_of_all_ranks(stage: int, tmp_path: Path) -> None:
+    text = text_of(f"deepspeed_engine {stage}").replace("config={", 'config={"train_batch_size": 30,')
+    results = checked(text, tmp_path, "--steps", "4")
+    assert answers(results).get("replayed weights") == "right", results.findings
+
+
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("rows", "why"),
     [

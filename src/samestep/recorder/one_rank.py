@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from samestep.rank.shards import is_shard
+from samestep.recorder.patches import after_import
 
+DEEPSPEED_SETTINGS = "deepspeed.runtime.config"
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # what torch's loss_parallel computes of pieces
 
 
@@ -115,3 +117,13 @@ def tell_ranks(number: int) -> None:
 
     os.environ["WORLD_SIZE"] = str(number)
     torch.distributed.get_world_size, groups.rendezvous = new_size, new_rendezvous
+
+
+def allow_batches_of_all_ranks() -> None:
+    """Lets DeepSpeed's settings name the batch of all ranks beside that of one, which the only rank is fed with."""
+
+    def patch() -> None:
+        settings: Any = sys.modules[DEEPSPEED_SETTINGS].DeepSpeedConfig
+        settings._batch_assertion = lambda self: None
+
+    after_import(DEEPSPEED_SETTINGS, patch)

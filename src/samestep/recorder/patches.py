@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -330,3 +333,35 @@ class Patches:
         for (owner, name), before, patch in zip(self._places, self._before, self._installed):
             if getattr(owner, name) is patch:
                 setattr(owner, name, before)
+
+
+# Modules that a script may import later, or never
+
+
+def after_import(name: str, then: Callable[[], None]) -> None:
+    """Calls a function after a module is imported for the first time; at once, where it is."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function after a module is imported for the first time."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def new_execute(module: Any) -> None:
+            execute(module)
+            self._then()
+
+        spec.loader.exec_module = new_execute
+        return spec

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.abc
-import importlib.util
 import io
 import pickle
 import sys
@@ -24,6 +22,7 @@ from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder.batches import copied
 from samestep.recorder.parameters import plain
+from samestep.recorder.patches import after_import
 from samestep.recorder.random_numbers import random_states
 from samestep.recorder.sharding import digests_of
 from samestep.records.call_site import Call
@@ -76,10 +75,7 @@ class Pipelines:
 
     def attach(self) -> None:
         """Patches torch's schedules when they are imported, which takes long."""
-        if SCHEDULES in sys.modules:
-            self._patch()
-        else:
-            sys.meta_path.insert(0, _AfterImport(SCHEDULES, self._patch))
+        after_import(SCHEDULES, self._patch)
 
     def records(self) -> list[StageRecord]:
         return self.kept.stages
@@ -234,24 +230,3 @@ def _defined_here(module: str, name: str, is_class: bool) -> Any:
         if isinstance(thing, kind) and (thing.__module__, thing.__qualname__) == (module, name):
             return thing
     raise AttributeError(f"{name} is not defined on this rank")
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function after a module is imported for the first time."""
-
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def new_execute(module: Any) -> None:
-            execute(module)
-            self._then()
-
-        spec.loader.exec_module = new_execute
-        return spec

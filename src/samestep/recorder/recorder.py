@@ -41,6 +41,7 @@ from samestep.records.script import (
     AVERAGE,
     BEFORE,
     CLOSURES,
+    ENGINE_CLIPPING,
     ClipRecord,
     ClosureRecord,
     GroupSettings,
@@ -180,6 +181,10 @@ class Recorder:
         self._gathers = False  # whether tensors were gathered since the last backward pass
         self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
         self.on_restart: Callable[[], None] = lambda: None
+        # Called around each step of an engine, with its optimizer, and whether the step was taken.
+        self.before_engine_step: Callable[[Any], None] = lambda optimizer: None
+        self.after_engine_step: Callable[[Any, bool], None] = lambda optimizer, taken: None
+        self._engine_rates: list[float] = []  # before its step, which advances its schedule, too
         self._alone = StepsAlone(self._folder, world)
         self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
         self.engine: Any = None
@@ -469,6 +474,9 @@ class Recorder:
     def _new_settings(self, optimizer: Optimizer) -> list[GroupSettings]:
         """Returns the settings of an optimizer's groups; none where they are those of its step before."""
         settings = settings_of(optimizer, self.parameters.of_group)
+        if self.engine:
+            clipping = {ENGINE_CLIPPING: float(self.engine.gradient_clipping())}
+            settings = [replace(group, values={**group.values, **clipping}) for group in settings]
         if self._settings.get(id(optimizer)) == settings:
             return []
         self._settings[id(optimizer)] = settings
@@ -489,13 +497,18 @@ class Recorder:
 
     def _before_engine_step(self) -> None:
         self._optimizer_steps.depth += 1
+        optimizer = sharding.optimizer_of_engine(self.engine)
+        self._engine_rates = [float(group["lr"]) for group in optimizer.param_groups]
         gradients = self.timed(sharding.engine_gradients)(self.engine, self.parameters.by_name)
         self._taken, self.parameters.shards = gradients
         self.window.scale = sharding.scale_of_engine(self.engine)
+        self.before_engine_step(optimizer)
 
     def _after_engine_step(self) -> None:
-        if self.engine.was_step_applied():
-            self._optimizer_steps.after(sharding.optimizer_of_engine(self.engine))
+        optimizer, taken = sharding.optimizer_of_engine(self.engine), self.engine.was_step_applied()
+        self.after_engine_step(optimizer, taken)
+        if taken:
+            self._optimizer_steps.after(optimizer)
         else:  # the losses' factor was too large
             self._optimizer_steps.depth -= 1
             self.window = Window()
@@ -537,7 +550,7 @@ class Recorder:
             StepRecord(
                 optimizer=next(number for number, known in enumerate(self._optimizers) if known is optimizer),
                 micro_batches=[micro_batch.record() for micro_batch in window.micro_batches],
-                rates=[float(group["lr"]) for group in optimizer.param_groups],
+                rates=self._engine_rates or [float(group["lr"]) for group in optimizer.param_groups],
                 schedules=[int(scheduler.last_epoch) for scheduler in schedulers],
                 clips=window.clip_records(),
                 cleared=window.cleared,

@@ -29,6 +29,7 @@ from samestep.recorder.batches import (
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.one_rank import (
+    allow_batches_of_all_ranks,
     leave_losses_whole,
     make_groups_of_one_rank,
     make_meshes_of_one_rank,
@@ -38,7 +39,7 @@ from samestep.recorder.patches import in_backward, patch_autograd, patch_trainin
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
-from samestep.recorder.sharding import grid_of
+from samestep.recorder.sharding import load_whole, raw_engine_gradients, refresh_engine, values_held, whole_of
 from samestep.recorder.whole_weights import WholeWeights
 from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
@@ -69,6 +70,7 @@ class ReplayPlayer:
         self._read_since = self._inside = False  # whether a batch was read since; whether a forward goes on
         self._loaded: set[str] = set()
         self._rates: list[list[Any]] = []  # the replay's own, of the steps that go on
+        self._groups: list[list[dict[str, Any]]] = []  # of the optimizers of these steps
         self._base_rates: list[list[float]] = []
         first = self._ranks[0]
         self._from_loader = bool(first.passes)
@@ -120,6 +122,7 @@ class ReplayPlayer:
             self.stop(why)
         make_meshes_of_one_rank()
         leave_losses_whole()
+        allow_batches_of_all_ranks()
         if self._hand:
             make_groups_of_one_rank()
         if self.told_ranks > 1:
@@ -133,6 +136,8 @@ class ReplayPlayer:
             patch_draws(self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
+        self._recorder.before_engine_step = self._before_engine_step
+        self._recorder.after_engine_step = self._after_engine_step
 
     def _forget(self) -> None:
         """Begins anew with the forwards, as the recording has."""
@@ -180,7 +185,7 @@ class ReplayPlayer:
         for name, gradient in self._first.items():
             moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
-            replayed = block_of(self._recorder.parameters.by_name[name]).cpu().double()
+            replayed = values_held(self._recorder.parameters.by_name[name]).cpu().double().view(start.shape)
             moved, off = (end - start)[moves], (replayed - end)[moves]
             distances[name] = Distance(float((moved**2).sum()), float((off**2).sum()))
         return distances
@@ -330,12 +335,16 @@ class ReplayPlayer:
         if self._hand:
             self._put_together(self._hand, new)
         for name, parameter in new.items():
-            if name not in self._start or self._start[name].shape != parameter.shape:
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            if name not in self._start or self._start[name].shape != shape:
                 self.stop(message("other_parameter_in_one_process", parameter=name))
         self._loaded |= {*new}
         with torch.no_grad():
             for name, parameter in new.items():
-                block_of(parameter).copy_(self._start[name])
+                load_whole(parameter, self._start[name])
+            engine = self._recorder.engine
+            if engine and not refresh_engine(engine):
+                self.stop(message("engine_keeps_other_weights", kind=type(engine.optimizer).__name__))
             for name, buffer in buffers(module).items():
                 if f"buffer {name}" in self._start and self._start[f"buffer {name}"].shape == buffer.shape:
                     buffer.copy_(self._start[f"buffer {name}"])
@@ -382,37 +391,61 @@ class ReplayPlayer:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         if self._recorder.skips:
             return
-        step = len(self._recorder.steps)
+        if not self._recorder.engine:
+            self._begin_step(optimizer)
+        step, groups = len(self._recorder.steps), self._groups[-1]
+        if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
+            for group, rate in zip(groups, self._plan.rates[step]):
+                _set_rate(group, rate)
+
+    def _begin_step(self, optimizer: Optimizer) -> None:
+        """Begins a step, of which an engine makes several of its optimizer."""
+        step, groups = len(self._recorder.steps), optimizer.param_groups
         self._first |= self._gradients()  # of several optimizers each steps for the first time
-        groups = optimizer.param_groups
         momenta = self._ranks[0].momenta
         # They are moved by a schedule, which may depend on the ranks.
         if len(set(map(repr, momenta.values()))) > 1 and len(momenta.get(step, ())) == len(groups):
             for group, recorded in zip(groups, momenta[step]):
                 group.update(recorded)
         self._rates.append([float(group["lr"]) for group in groups])
-        if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
-            for group, rate in zip(groups, self._plan.rates[step]):
-                _set_rate(group, rate)
+        self._groups.append(groups)
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of parameters that have had none before."""
         new = {name: p for name, p in self._recorder.parameters.by_name.items() if name not in self._first}
+        if self._recorder.engine:
+            gradients = raw_engine_gradients(self._recorder.engine, new)
+            return {name: gradients[name].cpu().double().view(self._start[name].shape) for name in gradients}
         return {name: block_of(p.grad).cpu().double() for name, p in new.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._recorder.skips:
             return
-        groups, step = optimizer.param_groups, len(self._recorder.steps)
-        for group, rate in zip(groups, self._rates.pop()):
+        for group, rate in zip(self._groups[-1], self._rates[-1]):
             _set_rate(group, rate)
-        if not self._recorder.parameters.are_known:
+        if not self._recorder.engine:
+            self._end_step(self._groups[-1])
+
+    def _end_step(self, groups: list[dict[str, Any]], taken: bool = True) -> None:
+        self._rates.pop()
+        self._groups.pop()
+        step = len(self._recorder.steps)
+        if not taken or not self._recorder.parameters.are_known:
             return
-        self._first |= self._gradients()  # of a closure, which may also be the first to use the model
+        if not self._recorder.engine:
+            self._first |= self._gradients()  # of a closure, which may also be the first to use the model
         if not self._rates:
             self._compare_calls()
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
             self._compare_micro_batches(step)
+
+    def _before_engine_step(self, optimizer: Any) -> None:
+        if not self._recorder.skips:
+            self._begin_step(optimizer)
+
+    def _after_engine_step(self, optimizer: Any, taken: bool) -> None:
+        if not self._recorder.skips:
+            self._end_step(self._groups[-1], taken)
 
     def _compare_calls(self, more_to_come: bool = False) -> None:
         """Ends the replay where a closure is called another number of times: what follows would be fed otherwise."""
@@ -459,9 +492,8 @@ def _weights(folder: Path, name: str, ranks: list[ReplayData]) -> Weights:
     weights = {key: torch.from_numpy(array) for key, array in arrays[0].items()}
     for key, (shape, _) in places[0].items():
         if key in weights:
-            weights[key] = weights[key].new_zeros(shape)
-            for of_rank, array in zip(places, arrays):
-                weights[key][grid_of(of_rank[key][1])] = torch.from_numpy(array[key])
+            parts = [(torch.from_numpy(array[key]), of_rank[key][1]) for of_rank, array in zip(places, arrays)]
+            weights[key] = whole_of(parts, shape)
     return weights
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.message import Message, message
-from samestep.rank.shards import block_of, is_shard
+from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
 from samestep.recorder.batches import Outputs, copied, holds_loss
 from samestep.recorder.loaders import patch_loaders, rows_of
@@ -102,6 +102,8 @@ class ReplaySaver:
         for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
             setattr(owner, name, self._seeding(getattr(owner, name)))
         register_optimizer_step_post_hook(self._after_step)
+        self._recorder.before_engine_step = self._before_engine_step
+        self._recorder.after_engine_step = self._after_engine_step
 
     def forget(self) -> None:
         """Forgets what was saved so far, which was no training of all ranks."""
@@ -125,7 +127,7 @@ class ReplaySaver:
         # Whether each rank holds another part of a model that the script divides itself, shows in its first forward.
         every = self._world.rank == 0 or not self._recorder.steps or bool(self._recorder.talks)
         held = {name: t for name, t in named.items() if every or name in self.data.places}
-        return {name: block_of(tensor).cpu().clone() for name, tensor in held.items()}
+        return {name: sharding.values_held(tensor).cpu().clone() for name, tensor in held.items()}
 
     def _drop_copies(self) -> None:
         """Drops the first weights where rank 0 keeps the same."""
@@ -202,13 +204,12 @@ class ReplaySaver:
     def _why_not(self) -> Message | None:
         """Returns why the model cannot be replayed; None where it can. Notes where the blocks of its parameters lie."""
         parameters = self._recorder.parameters
-        why = message("deepspeed_not_replayed") if self._recorder.engine else None
         for name, parameter in parameters.by_name.items():
-            if is_shard(parameter):
-                self.data.places[name] = tuple(parameter.shape), sharding.indices_of(parameter)
+            if place := sharding.place_in_whole(parameter):
+                self.data.places[name] = place
         if parameters.flattened.parts or parameters.flattened.hides:
-            why = why or message("flattened_parameters_not_replayed")
-        return why
+            return message("flattened_parameters_not_replayed")
+        return None
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""
@@ -245,13 +246,27 @@ class ReplaySaver:
         self._drawn, self._unknown = Drawn(), False
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._recorder.parameters.are_known:
-            return
-        self._drop_copies()
+        # A step of an engine may be several of its optimizer.
+        if self._recorder.parameters.are_known and not self._recorder.engine:
+            self._drop_copies()
+            self._note_settings(optimizer)
+
+    def _note_settings(self, optimizer: Any) -> None:
+        """Keeps the rates from which a schedule starts, and the momenta, of the step that goes on."""
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.data.base_rates.append(rates)
         momenta = [{key: group[key] for key in MOMENTA if key in group} for group in optimizer.param_groups]
         self.data.momenta[len(self._recorder.steps)] = momenta
+
+    def _before_engine_step(self, optimizer: Any) -> None:
+        # Its schedule is advanced within the step.
+        self._note_settings(optimizer)
+
+    def _after_engine_step(self, optimizer: Any, taken: bool) -> None:
+        if taken:
+            self._drop_copies()
+        else:
+            self.data.base_rates.pop()
 
     def _copied(self, data: Any) -> Any:
         return self._recorder.timed(copied)(data)

@@ -45,6 +45,41 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return dict(zip(held, digests(held))) if held else {}
 
 
+def values_held(parameter: Any) -> Tensor:
+    """Returns the values that this rank holds of a parameter; of one that stage 3 shards as they lie end to end."""
+    if not is_partitioned(parameter):
+        return block_of(parameter)
+    return _part_held(parameter)[: _place_in_stage_3(parameter)[1]]
+
+
+def load_whole(parameter: Any, whole: Tensor) -> None:
+    """Gives a parameter of which this process holds all its values."""
+    held = values_held(parameter)
+    held.copy_(whole.view(held.shape))
+    # Small ones stay whole beside their part.
+    if is_partitioned(parameter) and parameter.data.numel() == parameter.ds_numel:
+        parameter.data.copy_(whole)
+
+
+def place_in_whole(parameter: Any) -> tuple[tuple[int, ...], list[Tensor]] | None:
+    """Returns the shape of a sharded parameter, and the indices of this rank's values in it; None of others."""
+    if is_shard(parameter):
+        return tuple(parameter.shape), indices_of(parameter)
+    if is_partitioned(parameter):
+        start, length = _place_in_stage_3(parameter)
+        return tuple(parameter.ds_shape), [torch.arange(start, start + length)]
+    return None
+
+
+def whole_of(parts: Sequence[tuple[Tensor, list[Tensor]]], shape: Sequence[int]) -> Tensor:
+    """Returns a tensor put together of (values, their indices in it)."""
+    whole = parts[0][0].new_zeros(shape)
+    for values, indices in parts:
+        flat = len(indices) == 1
+        (whole.view(-1) if flat else whole)[grid_of(indices)] = values
+    return whole
+
+
 def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
     """Returns `size` zeros, with the first `length` elements of a part from `start` on."""
     zeros = torch.zeros(size, dtype=part.dtype, device=part.device)
@@ -317,26 +352,44 @@ def _part_held(parameter: Any) -> Tensor:
     return part.detach()
 
 
+def _place_in_stage_3(parameter: Any) -> tuple[int, int]:
+    """Returns (start, length) of this rank's part of a parameter, without what its end is filled up with."""
+    size, length = parameter.ds_numel, parameter.ds_tensor.numel()
+    start = min(torch.distributed.get_rank(parameter.ds_process_group) * length, size)
+    return start, min(length, size - start)
+
+
+def refresh_engine(engine: Any) -> bool:
+    """Lets an engine's optimizer take over the weights that its model has been given; returns whether it can."""
+    refresh = getattr(engine.optimizer, "refresh_fp32_params", None)
+    if refresh is not None:
+        refresh()
+    return refresh is not None or isinstance(engine.optimizer, torch.optim.Optimizer)
+
+
 def engine_gradients(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the compressed gradients, of which those that are shared out are this rank's part, and names of these."""
-    gradients, shared, scale = dict[str, Tensor](), list[str](), scale_of_engine(engine)
+    gradients, scale = raw_engine_gradients(engine, parameters), scale_of_engine(engine)
+    shared = [n for n, p in parameters.items() if is_partitioned(p) or getattr(p, "_hp_mapping", NONE) is not NONE]
+    return {name: compress(gradient) / scale for name, gradient in gradients.items()}, shared
+
+
+def raw_engine_gradients(engine: Any, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Returns the gradients before the engine's step; of those that are shared out this rank's part, among zeros."""
+    gradients = {}
     for name, parameter in parameters.items():
         if is_partitioned(parameter):
-            shared.append(name)
-            gradients[name] = compress(_of_stage_3(engine.optimizer, parameter)) / scale
+            gradients[name] = _of_stage_3(engine.optimizer, parameter)
         elif getattr(parameter, "_hp_mapping", NONE) is not NONE:
-            shared.append(name)
-            gradients[name] = compress(_of_stages_1_and_2(parameter)) / scale
+            gradients[name] = _of_stages_1_and_2(parameter)
         elif parameter.grad is not None:
-            gradients[name] = compress(parameter.grad) / scale
-    return gradients, shared
+            gradients[name] = parameter.grad
+    return gradients
 
 
 def _of_stage_3(optimizer: Any, parameter: Any) -> Tensor:
     part = getattr(optimizer, OF_STAGE_3)[parameter.ds_id]
-    size, length = parameter.ds_numel, parameter.ds_tensor.numel()
-    start = min(torch.distributed.get_rank(parameter.ds_process_group) * length, size)
-    return placed(part, size, start, min(length, size - start))
+    return placed(part, parameter.ds_numel, *_place_in_stage_3(parameter))
 
 
 def _of_stages_1_and_2(parameter: Any) -> Tensor:

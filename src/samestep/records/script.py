@@ -25,6 +25,7 @@ LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 BEFORE, AFTER = "before {}", "after {}"
 AVERAGE = "average {}"  # of what no optimizer moves: at first, and where it has changed
 LOCAL_PIECE = "local {}"  # of the gradients that the rank computes in all micro-batches
+ENGINE_CLIPPING = "gradient_clipping"  # among the settings of an engine's optimizer: the norm allowed
 CLOSURES = "closures-rank{}.json"
 UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has failed
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients

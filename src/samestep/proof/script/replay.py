@@ -14,7 +14,17 @@ from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.step_gradients import Array, StepGradients, norm, norm_of_all
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ReplayRecord, ScriptRecord, of_kind
+from samestep.records.script import (
+    ENGINE_CLIPPING,
+    STEP,
+    TAKEN,
+    UNCLIPPED,
+    Finding,
+    Question,
+    ReplayRecord,
+    ScriptRecord,
+    of_kind,
+)
 
 # Relative bounds of the first gradient, of later ones and of the weights' movement: see the decision record.
 FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
@@ -66,6 +76,8 @@ def judge_replay(
         return [not_replayed(message("replay_takes_other_steps", steps=steps, recorded=len(ranks[0].steps)))]
     sizes = [len(ranks), size or len(ranks)]
     gradients = _gradients(result, ranks, one_process, record=record, replay=replay, sizes=sizes)
+    if gradients.answer == "right":
+        gradients = _clipped_by_engine(ranks[0], one_process) or gradients
     findings = [gradients, replayed_rates(result, ranks, one_process, size or len(ranks))]
     if gradients.answer == "right" and (multiplied := multiplied_sum(ranks, one_process)):
         findings.append(multiplied)
@@ -148,6 +160,16 @@ def _gradients(
         fed = message("fed_in_turn")
     means = message("mean_losses_were_averaged") if result.means else None
     return Finding(GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=means))
+
+
+def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding | None:
+    """Finds an engine's own clipping to another norm than in one process, which an optimizer as Adam may hide."""
+    limits = [{g.values.get(ENGINE_CLIPPING) for s in of.steps for g in s.settings} for of in (rank, one_process)]
+    if limits[0] == limits[1]:
+        return None
+    found, expected = (next(iter(sorted(filter(None, of))), 0.0) for of in limits)
+    cause = message("clipping_depends_on_ranks")
+    return differs(GRADIENT, "limit of clipping", cause, step=0, expected=expected, found=found)
 
 
 def drifts(distances: Sequence[float]) -> bool:
