@@ -2,11 +2,14 @@
 
     torchrun --nproc-per-node 2 monitored.py FAULT [STEPS] [SECONDS OF A STEP]
 
+With START=spawn in the environment, `python monitored.py …` starts two ranks by torch.multiprocessing.spawn; with
+START=process, as a multiprocessing.Process each. Under mpirun ranks are as Open MPI numbers them.
 A line that ends with `# at: FAULT` is the one that must be named.
 """
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,9 +20,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-FAULT = sys.argv[1]
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
-STEP_S = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+# DeepSpeed's launcher puts --local_rank=N first.
+ARGUMENTS = [argument for argument in sys.argv[1:] if not argument.startswith("--local_rank")]
+FAULT = ARGUMENTS[0]
+STEPS = int(ARGUMENTS[1]) if len(ARGUMENTS) > 1 else 12
+STEP_S = float(ARGUMENTS[2]) if len(ARGUMENTS) > 2 else 0.0
 AT = 6  # the step of the fault
 ROWS = 4
 LEAKED: list[torch.Tensor] = []
@@ -79,8 +84,12 @@ def fail(step, rank):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main():
-    dist.init_process_group("gloo")
+def main(rank=None, size=2):
+    if rank is None:
+        dist.init_process_group("gloo")
+    else:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        dist.init_process_group("gloo", rank=rank, world_size=size)
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
@@ -118,5 +127,31 @@ def main():
     dist.destroy_process_group()
 
 
+def start_processes():
+    """Starts each rank as a plain process, as scripts did before torch had spawn."""
+    ranks = [torch.multiprocessing.get_context("spawn").Process(target=main, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    while any(rank.exitcode is None for rank in ranks):
+        for rank in ranks:
+            rank.join(0.1)
+        if any(rank.exitcode for rank in ranks):
+            for rank in ranks:
+                rank.terminate()
+    sys.exit(max(abs(rank.exitcode) for rank in ranks))
+
+
 if __name__ == "__main__":
-    main()
+    START = os.environ.get("START")
+    if START:
+        with socket.socket() as free:  # of this machine: the port is the ranks' after it
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    if START == "spawn":
+        torch.multiprocessing.spawn(main, nprocs=2)
+    elif START == "process":
+        start_processes()
+    elif "OMPI_COMM_WORLD_RANK" in os.environ:
+        main(int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    else:
+        main()

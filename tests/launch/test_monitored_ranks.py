@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
 
 from budget import budget, wait_until
 from command import samestep
-from samestep.launch import monitored_ranks
-from samestep.launch.rank_meter import own_bytes
+from samestep.launch import monitored_ranks, rank_meter
+from samestep.launch.rank_meter import RankMeter, own_bytes
+from samestep.world.heartbeat import TRAINING, Pulse
 
 SCRIPT = Path(__file__).with_name("monitored.py")
 QUICK = "sleep"  # without `make check`
@@ -85,6 +87,42 @@ def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) ->
     done = monitored(fault, tmp_path, "--out", "out")
     assert done.returncode == 1
     assert f"samestep: {says}" in done.stderr
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("start", ["spawn", "process"])
+def test_an_exception_that_a_function_of_a_process_raises_is_seen(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.multiprocessing.spawn, and a Process, catch it; what Python starts for them is not told as left running."""
+    monkeypatch.setenv("START", start)
+    done = samestep("monitor", "--out", "out", "--", sys.executable, str(SCRIPT), "error", out=None, cwd=tmp_path)
+    line = next(number for number, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "# at: error" in text)
+    assert f"samestep: rank 1 failed first: ValueError: a wrong row, at monitored.py:{line}, fail" in done.stderr
+    assert "had left running" not in done.stderr, done.stderr
+    done = samestep("monitor", "--out", "none", "--", sys.executable, str(SCRIPT), "none", "12", out=None, cwd=tmp_path)
+    said = [line for line in done.stderr.splitlines() if line.startswith("samestep: ")]
+    assert done.returncode == 0 and [line.split()[1] for line in said] == ["used", "the", "samples:"], done.stderr
+
+
+def memory_judged(*looks: tuple[int, int]) -> tuple[int, int, int, int]:
+    """What a meter compares after looks at (a rank's memory, that of its loader workers)."""
+    meter, pulse = RankMeter(Path()), Pulse(1, TRAINING, 3, 3, {})
+    for memory, workers in looks:
+        look = rank_meter._Look(1, 0.0, pulse, 0.0, 0.0, memory, workers)
+        meter._first.setdefault(0, look)
+        meter._latest.setdefault(0, deque(maxlen=2))
+        first, now = meter._memories(0, look)
+    return first.memory, first.workers, now.memory, now.workers
+
+
+def test_memory_is_compared_among_looks_that_had_loader_workers() -> None:
+    assert memory_judged((9, 0), (10, 0), (11, 0)) == (9, 0, 10, 0)
+    assert memory_judged((9, 0), (5, 4), (5, 6)) == (5, 4, 5, 4)
+    assert memory_judged((5, 4), (5, 4), (9, 0), (9, 0)) == (5, 4, 5, 4)
+    assert memory_judged((5, 4), (9, 0), (5, 9), (5, 9)) == (5, 4, 5, 9)
+    # A moment's peak.
+    assert memory_judged((5, 0), (50, 0), (5, 0)) == (5, 0, 5, 0)
 
 
 def test_work_is_told_from_rest() -> None:

@@ -40,7 +40,7 @@ def test_a_forked_loader_worker_has_a_slot_of_its_own(tmp_path: Path) -> None:
         writer.row(12)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert heartbeat.read(path) == Pulse(2, LOADING, 2, 0, {pid: 12})
+    assert heartbeat.read(path) == Pulse(2, LOADING, 2, 0, {pid: 12}, worker_pids=(pid,))
 
 
 def test_a_rank_trains_on_where_its_heartbeat_cannot_be_written(tmp_path: Path) -> None:

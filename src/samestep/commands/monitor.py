@@ -27,11 +27,11 @@ from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE, RankUse
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
-from samestep.report.figures.rank_findings import extra_contexts, findings
+from samestep.report.figures.rank_findings import extra_contexts, findings, unexplained
 from samestep.report.terminal import Terminal
 from samestep.world import become_worker, nvidia
 from samestep.world.connections import make_private
-from samestep.world.processes import COMMAND, dismiss, end_children, guard, this_command
+from samestep.world.processes import COMMAND, dismiss, end_children, guard, left_running, this_command
 from samestep.world.resources import adopt_orphans, reap_orphans
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
         process = _start(words, before, monitored(folder / RANKS))
         with LiveLine() as line:
             hung = _watch(process, sampler, ranks, meter, line, options.end_hung)
-        left = len(sampler.living())
+        left = sum(process.pid != guarding[0] for process in left_running())
     except UserError:
         (folder / CSV).unlink()
         raise
@@ -154,8 +154,10 @@ def _watch(
                 process.send_signal(arrived.si_signo)
         for said in ranks.poll() if not ranks.due_in() else ():
             say(said)
-        if not ranks.hang:
-            meter.look_if_due(ranks.running)
+        if not ranks.hang and meter.look_if_due(ranks.running):
+            late = unexplained(meter.uses())
+            if late is not None and late in ranks.running:
+                meter.look_at_stack(late)
         if time.monotonic() - told_at > TELL_S:
             told_at = time.monotonic()
             pids = {rank: pid for rank, (pid, _) in ranks.running.items()}

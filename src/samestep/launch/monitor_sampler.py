@@ -48,11 +48,6 @@ class MonitorSampler:
         """Returns the seconds until the next sample is due; 0: now."""
         return max(0.0, self._due - time.monotonic())
 
-    def living(self) -> set[int]:
-        """Returns the pids of the processes that live now."""
-        self._tree.use()
-        return self._tree.pids()
-
     def contexts(self) -> tuple[dict[int, int], ...]:
         """Returns, for each GPU, pid -> the bytes of the processes that hold a context on it."""
         return self._gpus.contexts()

@@ -75,8 +75,9 @@ class _Rank:
         waits = bool(self.recorded and self.recorded.first_waiting)
         if work_before and (moved or (not waits and self.work.is_more_than(work_before))):
             self.quiet_s = 0.0
-        if moved:
-            self.pace.silent_s = 0.0
+        if moved and self.recorded:
+            since_s = time.time() - max(self.recorded.entered.values(), default=0) / 1e9
+            self.pace.silent_s = min(self.pace.silent_s, max(0.0, since_s))
 
 
 class _Exits(threading.Thread):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import psutil
 
+from samestep.launch import stacks
 from samestep.launch.hung_rank import Recorded, ask_recorder
 from samestep.records.monitor import RankUse
 from samestep.world.heartbeat import Pulse
+from samestep.world.processes import STACKS
 
 LOOK_S = 5.0  # from one look to the next, at least
 SHARE = 0.002  # of one core, that looking may take
 FIRST_STEPS = 3  # that are left out: they compile, and start loader workers
+MOST_LOOKS = 10  # at one rank's stack
 
 
 class RankMeter:
@@ -25,6 +29,9 @@ class RankMeter:
     def __init__(self, folder: Path) -> None:
         self._folder, self._due = folder, 0.0
         self._first: dict[int, _Look] = {}
+        self._latest: dict[int, deque[_Look]] = {}  # the two latest that had loader workers, if any had
+        self._with_workers: dict[int, _Look] = {}  # the first that had, where the first had none
+        self._lines: dict[int, Counter[str]] = {}  # rank -> the lines at which looks at its stack found it
         self._uses: dict[int, RankUse] = {}
         self._late_s: dict[int, float] = {}
         self._known_s = 0.0  # of the training, in which it is known which rank came last
@@ -33,10 +40,13 @@ class RankMeter:
         """Returns what is known of each rank, those that have ended too."""
         return [self._uses[rank] for rank in sorted(self._uses)]
 
-    def look_if_due(self, running: Mapping[int, tuple[int, Pulse]]) -> None:
-        """Looks at the ranks, if it is time. running: rank -> its pid, and what it last wrote."""
+    def look_if_due(self, running: Mapping[int, tuple[int, Pulse]]) -> bool:
+        """Looks at the ranks, if it is time; returns whether it did.
+
+        running: rank -> its pid, and what it last wrote.
+        """
         if time.monotonic() < self._due:
-            return
+            return False
         began = time.thread_time()
         training = {rank: (pid, pulse) for rank, (pid, pulse) in running.items() if pulse.taken >= FIRST_STEPS}
         answers = {rank: ask_recorder(self._folder, rank) for rank in training} if len(training) > 1 else {}
@@ -46,13 +56,26 @@ class RankMeter:
             first = self._first.get(rank)
             if first is None or first.pid != pid:
                 first = self._first[rank] = look
+                self._latest[rank] = deque(maxlen=2)
+                self._with_workers.pop(rank, None)
             self._uses[rank] = self._use(rank, first, look)
         self._due = time.monotonic() + max(LOOK_S, (time.thread_time() - began) / SHARE)
+        return bool(training)
+
+    def look_at_stack(self, rank: int) -> None:
+        """Notes at which line of the user's code a rank is now, a few times in all."""
+        lines = self._lines.setdefault(rank, Counter())
+        if lines.total() >= MOST_LOOKS:
+            return
+        text = stacks.ask([self._first[rank].pid], self._folder / f"stack-rank{rank}.txt", STACKS)
+        for frame in filter(None, map(stacks.users_frame, stacks.parse(text)[:1])):
+            lines[str(frame)] += 1
 
     def _use(self, rank: int, first: _Look, now: _Look) -> RankUse:
         before, after = first.pulse.clocks, now.pulse.clocks
         loading_cpu_s = (after.loading_cpu_ns - before.loading_cpu_ns) / 1e9
-        known = self._uses.get(rank)
+        first_memory, memory = self._memories(rank, now)
+        line, looks_at_line = next(iter(self._lines.get(rank, Counter()).most_common(1)), ("", 0))
         return RankUse(
             rank=rank,
             steps=now.pulse.taken - first.pulse.taken,
@@ -66,11 +89,28 @@ class RankMeter:
             fetch_cpu_s=(after.fetch_cpu_ns - before.fetch_cpu_ns) / 1e9,
             workers=after.workers,
             prefetch=after.prefetch,
-            first_memory=first.memory,
-            memory=now.memory,
-            workers_first_memory=known.workers_first_memory if known and known.workers_first_memory else now.children,
-            workers_memory=now.children,
+            first_memory=first_memory.memory,
+            memory=memory.memory,
+            workers_first_memory=first_memory.workers,
+            workers_memory=memory.workers,
+            line=line,
+            looks=self._lines.get(rank, Counter()).total(),
+            looks_at_line=looks_at_line,
         )
+
+    def _memories(self, rank: int, now: _Look) -> tuple[_Look, _Look]:
+        """Returns the looks at the memory to be compared: the first, and the lesser of the two latest.
+
+        A moment's peak, as while a checkpoint is written, is no growth. Without its loader workers, between two epochs,
+        a rank has to itself the pages that it shared with them: such a look is left out.
+        """
+        latest = self._latest[rank]
+        if latest and now.workers and not latest[-1].workers:
+            self._with_workers[rank] = now
+            latest.clear()
+        if not latest or now.workers or not latest[-1].workers:
+            latest.append(now)
+        return self._with_workers.get(rank, self._first[rank]), min(latest, key=lambda look: look.memory + look.workers)
 
     def _add_lateness(self, answers: Sequence[tuple[int, Recorded]]) -> None:
         """Adds the time that the ranks have waited for the one that entered a collective last."""
@@ -92,7 +132,7 @@ class RankMeter:
 @dataclass(frozen=True)
 class _Look:
     """A rank at one moment. cpu_s: of the thread that trains; queue_s: that it has waited for a processor. memory,
-    children: bytes of the rank's own, and of its children's."""
+    workers: bytes of the rank's own, and of its loader workers'."""
 
     pid: int
     at: float
@@ -100,16 +140,16 @@ class _Look:
     cpu_s: float
     queue_s: float
     memory: int
-    children: int
+    workers: int
 
     @classmethod
     def now(cls, pid: int, pulse: Pulse) -> _Look:
-        children = []
+        children = set()
         with suppress(psutil.Error):
-            children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+            children = {child.pid for child in psutil.Process(pid).children()}
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
-        memory = sum(map(own_bytes, children))
-        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, own_bytes(pid), memory)
+        workers = sum(map(own_bytes, children.intersection(pulse.worker_pids)))
+        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, own_bytes(pid), workers)
 
 
 def _thread_times(pid: int, thread: int) -> tuple[float, float]:

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import _utils, dataloader, get_worker_info
 
-from samestep.world.heartbeat import ENDING, LOADING, STARTING, TRAINING, file_of, heartbeat
+from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS
 from samestep.world.regular_files import read_regular
@@ -39,6 +41,8 @@ def attach(folder: Path) -> None:
     rank = MonitoredRank(folder)
     rank.patch_group()
     rank.patch_loaders()
+    rank.note_errors()
+    rank.patch_functions()
     register_optimizer_step_post_hook(rank.stepped)
     os.register_at_fork(after_in_child=rank.forked)
 
@@ -53,6 +57,8 @@ class MonitoredRank:
         self._rank = 0
         self._thread = 0  # that trains
         self._steps = 0
+        self._hook: Any = None
+        self._noted: BaseException | None = None  # the exception that was written down
 
     def patch_group(self) -> None:
         """Makes a process a rank when it opens its process group: before, because others may never come."""
@@ -154,24 +160,61 @@ class MonitoredRank:
         flight_recorder.serve(self._folder, rank)
         with suppress(OSError):
             replace_text(file, f"{os.getpid()}@{socket.gethostname()}")
-        self._note_errors()
+        if sys.excepthook is not self._hook:  # the script's own, since torch was imported
+            self.note_errors()
         atexit.register(self._ends)
 
     def _ends(self) -> None:
         if self._pid == os.getpid():
             heartbeat.begin(ENDING, self._steps)
 
-    def _note_errors(self) -> None:
+    def note_errors(self) -> None:
         """Writes down the exception that ends the rank, and lets it be printed as before."""
-        before, pid = sys.excepthook, os.getpid()
+        before = sys.excepthook
 
         def new_hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if os.getpid() == pid and not isinstance(error, KeyboardInterrupt):
-                with suppress(Exception):
-                    self._write(error)
+            self._note(error, _number("RANK", NONE))
             before(kind, error, trace)
 
-        sys.excepthook = new_hook
+        self._hook = sys.excepthook = new_hook
+
+    def patch_functions(self) -> None:
+        """Writes down the exception of a function that is a process of its own: whoever calls it there catches it."""
+        spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the function spawn hides it
+        process: Any = BaseProcess
+        wrap, run = spawning._wrap, process.run
+
+        # Pickled by its name, which a spawned process finds in its own torch: monitored there, or as torch has it.
+        @functools.wraps(wrap)
+        def new_wrap(function: Callable[..., Any], index: int, *rest: Any) -> Any:
+            return wrap(self._noting(function, index), index, *rest)
+
+        @functools.wraps(run)
+        def new_run(own: BaseProcess) -> None:
+            self._noting(run, _number("RANK", NONE))(own)
+
+        spawning._wrap, process.run = new_wrap, new_run
+
+    def _noting(self, function: Callable[..., Any], rank: int) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self._note(error, rank)
+                raise
+
+        return called
+
+    def _note(self, error: BaseException, rank: int) -> None:
+        """Writes an exception down, once. rank: that this process would have become; NONE: none that is known."""
+        if isinstance(error, KeyboardInterrupt) or error is self._noted:
+            return
+        if not self._pid and rank != NONE and not _is_alive(self._folder / f"pid-rank{rank}"):
+            self._pid, self._rank = os.getpid(), rank
+        if self._pid == os.getpid():
+            self._noted = error
+            with suppress(Exception):
+                self._write(error)
 
     def _write(self, error: BaseException) -> None:
         from samestep.message import message

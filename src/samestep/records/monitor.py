@@ -143,8 +143,9 @@ class RankUse:
     seconds, steps: that were looked at. loading_s: of these, waiting for a batch. compute_s: the thread that trains was
     on a processor, loading left out; queue_s: it waited for one. late_share: of the time, that other ranks have waited
     for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
-    fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its children's, each page
-    divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
+    fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
+    page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
+    line: of the user's code, at which the most of some looks at its stack found it; '': there were none.
     """
 
     rank: int
@@ -163,6 +164,9 @@ class RankUse:
     memory: int
     workers_first_memory: int
     workers_memory: int
+    line: str = ""
+    looks: int = 0
+    looks_at_line: int = 0
 
 
 @dataclass(frozen=True)

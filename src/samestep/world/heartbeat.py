@@ -132,6 +132,7 @@ class Pulse:
     """What a rank last wrote. beats: of it and its loader workers; it changes while any of them is at work.
 
     taken: steps of this training in this process. row_of: pid -> the row that the rank or a loader worker is reading.
+    worker_pids: of the processes that have loaded a batch for it so far.
     """
 
     beats: int
@@ -140,6 +141,7 @@ class Pulse:
     taken: int
     row_of: dict[int, int]
     clocks: Clocks = Clocks()
+    worker_pids: tuple[int, ...] = ()
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -161,4 +163,5 @@ def read(path: Path) -> Pulse | None:
     sums = (sum(slot[cell] for slot in slots) for cell in (FETCH_NS, FETCH_CPU_NS, FETCHES))
     clocks = Clocks(*slots[0][WORLD:FETCH_NS], *sums)
     beats = sum(slot[BEATS] for slot in slots)
-    return Pulse(beats, slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows, clocks)
+    workers = tuple(slot[PID] for slot in slots[1:] if slot[PID])
+    return Pulse(beats, slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows, clocks, workers)

@@ -52,12 +52,18 @@ def die_with_parent(_: object = None, *, ends_by: signal.Signals = signal.SIGKIL
 
 def end_children() -> None:
     """Ends what this process has started and left running, whatever session it is in. To be called before its end."""
-    children = [child for child in psutil.Process().children(recursive=True) if not _ends_by_itself(child)]
+    children = left_running()
     for number in (signal.SIGTERM, signal.SIGKILL):
         for child in children:
             with suppress(psutil.Error):  # it has ended, or is another user's
                 child.send_signal(number)
         _, children = psutil.wait_procs(children, timeout=CHILD_S)
+
+
+def left_running() -> list[psutil.Process]:
+    """Returns the descendants of this process that live, but for those that end by themselves when their parent has."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if not _ends_by_itself(child)]
 
 
 def _ends_by_itself(child: psutil.Process) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.records.monitor import RankUse
-from samestep.report.figures.rank_findings import extra_contexts, findings
+from samestep.report.figures.rank_findings import extra_contexts, findings, unexplained
 
 HEALTHY = RankUse(
     rank=0,
@@ -44,12 +44,29 @@ def said(first: RankUse, second: RankUse, cores: float = 16) -> list[tuple[str, 
         ({**LATE, "compute_s": 25.0}, [("rank_is_slow", "slow_by_computing")]),
         ({**LATE, "queue_s": 10.0}, [("rank_is_slow", "slow_by_waiting_for_a_processor")]),
         (LATE, [("rank_is_slow", "slow_outside_of_loading_and_computing")]),
+        ({**LATE, "compute_s": 20.1, "queue_s": 5.6}, [("rank_is_slow", "slow_by_one_of_several")]),
+        ({**LATE, "compute_s": 23.0, "queue_s": 2.0}, [("rank_is_slow", "slow_by_computing")]),
         ({"memory": 2 << 30}, [("memory_of_rank_grows", "")]),
         ({"workers_memory": 1 << 30}, [("memory_of_workers_grows", "")]),
+        ({"workers_memory": 5 << 28, "memory": 3 << 29}, [("workers_copy_the_dataset", "")]),
+        # More loader workers than before share the same pages; none are left after an epoch.
+        ({"workers_memory": 1 << 30, "memory": 1 << 28}, []),
+        ({"workers_memory": 0, "memory": 5 << 28, "first_memory": 1 << 28, "workers_first_memory": 1 << 30}, []),
     ],
 )
 def test_one_rank_is_judged_by_the_others(changes: dict[str, float], says: list[tuple[str, str]]) -> None:
     assert said(HEALTHY, replace(HEALTHY, **{"rank": 1} | changes)) == says
+
+
+def test_a_rank_that_sleeps_is_looked_at() -> None:
+    late = replace(HEALTHY, **LATE)
+    assert unexplained([HEALTHY, late]) == 1
+    assert unexplained([HEALTHY, replace(late, loading_s=10.0)]) is None
+    assert unexplained([HEALTHY]) is None
+    for looks_at_line, line in ((4, "train.py:7, hook"), (1, None)):
+        seen = replace(late, line="train.py:7, hook", looks=5, looks_at_line=looks_at_line)
+        (found,) = findings([HEALTHY, seen], 16)
+        assert found.fields["why"].fields["line"] == line
 
 
 def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:

@@ -12,18 +12,20 @@ from samestep.report.numbers import size
 
 LEAST_STEPS, LEAST_S = 10, 5.0  # that are judged
 LATE_SHARE = 0.15  # of the time, that the others wait for one rank
-WHY_SHARE = 0.5  # of that time, which a difference must explain
+WHY_SHARE = 0.5  # of that time, which differences must explain
+RIVAL_SHARE = 0.5  # of the greatest difference: another one may be the reason as well
+LEAST_LOOKS = 3  # at a rank's stack that found one line
 LOADER_SHARE = 0.2  # of the time, waiting for data on all ranks
 COMMUNICATION_SHARE = 0.5  # of the time, neither loading nor computing on any rank
 GROWTH, GROWTH_BYTES = 1.5, 256 << 20  # times, and bytes, by which memory grows after the first steps
+GROWN_SHARE = 0.5  # of that growth, which a rank and its workers have together
 
 
 def findings(ranks: Sequence[RankUse], cores: float, *, on_gpus: bool = False) -> Iterator[Message]:
     """Yields what is wrong. cores: of the machine. on_gpus: whether kernels run beside the thread that is measured."""
-    judged = [rank for rank in ranks if rank.steps >= LEAST_STEPS and rank.seconds >= LEAST_S]
+    judged = _judged(ranks)
     if judged:
-        late = max(judged, key=lambda rank: rank.late_share or 0.0)
-        if len(judged) > 1 and (late.late_share or 0.0) >= LATE_SHARE:
+        if late := _late(judged):
             yield _slow(late, [rank for rank in judged if rank is not late])
         elif waiting := loader_bound(judged, cores):
             yield waiting
@@ -65,27 +67,64 @@ def loader_bound(ranks: Sequence[RankUse], cores: float) -> Message | None:
     return message("training_waits_for_its_loader", share=waiting.share, advice=waiting.advice())
 
 
+def unexplained(ranks: Sequence[RankUse]) -> int | None:
+    """Returns the rank that the others wait for, where no part of its step says why: its stack may."""
+    judged = _judged(ranks)
+    late = _late(judged)
+    if late is None:
+        return None
+    return None if _parts(late, [rank for rank in judged if rank is not late]) else late.rank
+
+
+def _judged(ranks: Sequence[RankUse]) -> list[RankUse]:
+    return [rank for rank in ranks if rank.steps >= LEAST_STEPS and rank.seconds >= LEAST_S]
+
+
+def _late(judged: Sequence[RankUse]) -> RankUse | None:
+    """Returns the rank that the others wait for."""
+    late = max(judged, key=lambda rank: rank.late_share or 0.0, default=None)
+    return late if late and len(judged) > 1 and (late.late_share or 0.0) >= LATE_SHARE else None
+
+
+# The parts of a step -> what is said of a rank that takes longer for one than the others.
+REASONS = {
+    "loading_s": "slow_by_loading",
+    "compute_s": "slow_by_computing",
+    "queue_s": "slow_by_waiting_for_a_processor",
+}
+
+
+def _parts(late: RankUse, others: Sequence[RankUse]) -> list[Message]:
+    """Returns why the others wait for a rank: the parts of its step that are longer than theirs, the longest first.
+
+    One that is half as much longer as another may be the reason as well; what is less is not named.
+    """
+    late_s = (late.late_share or 0.0) * late.seconds / late.steps
+    excess, reasons = {}, {}
+    for name, reason in REASONS.items():
+        its_s = getattr(late, name) / late.steps
+        theirs_s = statistics.median(getattr(rank, name) / rank.steps for rank in others)
+        excess[name] = its_s - theirs_s
+        reasons[name] = Message(reason, {"its_ms": 1e3 * its_s, "theirs_ms": 1e3 * theirs_s})
+    most = max(excess.values())
+    names = sorted((name for name in excess if excess[name] >= RIVAL_SHARE * most > 0), key=lambda name: -excess[name])
+    return [reasons[name] for name in names] if sum(excess[name] for name in names) >= WHY_SHARE * late_s else []
+
+
 def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
-    """Returns why the others wait for a rank: the part of its step that is longer than theirs."""
+    """Returns that the others wait for a rank, and why as far as it is known."""
     step_s = late.seconds / late.steps
-    late_s = (late.late_share or 0.0) * step_s
-    parts = {
-        name: (getattr(late, name) / late.steps, statistics.median(getattr(rank, name) / rank.steps for rank in others))
-        for name in ("loading_s", "compute_s", "queue_s")
-    }
-    name = max(parts, key=lambda part: parts[part][0] - parts[part][1])
-    its_s, theirs_s = parts[name]
-    explained = its_s - theirs_s >= WHY_SHARE * late_s
-    fields = {"its_ms": 1e3 * its_s, "theirs_ms": 1e3 * theirs_s}
-    if not explained:
-        why = message("slow_outside_of_loading_and_computing")
-    elif name == "loading_s":
-        why = Message("slow_by_loading", fields)
-    elif name == "compute_s":
-        why = Message("slow_by_computing", fields)
+    parts = _parts(late, others)
+    if not parts:
+        at, often = (late.line, late.looks_at_line) if late.looks_at_line >= LEAST_LOOKS else (None, None)
+        looks = late.looks if at else None
+        why = message("slow_outside_of_loading_and_computing", often=often, looks=looks, line=at)
+    elif len(parts) == 1:
+        why = parts[0]
     else:
-        why = Message("slow_by_waiting_for_a_processor", fields)
-    return message("rank_is_slow", rank=late.rank, late_ms=1e3 * late_s, step_ms=1e3 * step_s, why=why)
+        why = message("slow_by_one_of_several", first=parts[0], second=parts[1])
+    late_ms = 1e3 * (late.late_share or 0.0) * step_s
+    return message("rank_is_slow", rank=late.rank, late_ms=late_ms, step_ms=1e3 * step_s, why=why)
 
 
 def _other_share(rank: RankUse) -> float:
@@ -94,9 +133,19 @@ def _other_share(rank: RankUse) -> float:
 
 
 def _growth(rank: RankUse) -> Iterator[Message]:
+    """Yields what grows. Workers that start share the rank's pages, and those that end leave it alone with them: what
+    the rank has less then they have more, so that only what both have together counts."""
+    own, workers = rank.memory - rank.first_memory, rank.workers_memory - rank.workers_first_memory
+    if own + workers < GROWN_SHARE * max(own, workers):
+        return
+    # A page that a worker has copied is the rank's alone, too, if no other worker shares it.
+    copied = rank.workers > 0 and own >= workers / rank.workers / 2
     if _grows(rank.workers_first_memory, rank.workers_memory):
         first, now = size(rank.workers_first_memory), size(rank.workers_memory)
-        yield message("memory_of_workers_grows", rank=rank.rank, first=first, now=now, steps=rank.steps)
+        id = "workers_copy_the_dataset" if copied else "memory_of_workers_grows"
+        yield Message(id, {"rank": rank.rank, "first": first, "now": now, "steps": rank.steps})
+        if copied:
+            return
     if _grows(rank.first_memory, rank.memory):
         first, now = size(rank.first_memory), size(rank.memory)
         yield message("memory_of_rank_grows", rank=rank.rank, first=first, now=now, steps=rank.steps)
