@@ -1,0 +1,399 @@
+"""Plants faults in public scripts that nobody here wrote, puts `samestep monitor` in front of them, and looks what it says.
+
+    python benchmarks/monitored_scripts.py --repositories FOLDER [--upto 20] [--faults sleep,kill] [--scripts nanogpt] [--out FOLDER]
+
+FOLDER holds the repositories, as OWNER+NAME each; nothing is downloaded. A trial copies a script, makes it train on CPUs
+and small (SCRIPTS has every edit), and inserts one line, which is on rank 1 alone where not told otherwise, at a step
+that is drawn. A hang is right when the rank, the planted line and, where the others wait in one, the collective are
+named at most 10 seconds after the limit; any other fault, when its sentence is said, of rank 1, and no other; a script
+without a fault, when nothing is said.
+
+Prints the table; --out keeps a line of trials.jsonl for each trial, as monitored_faults.py does: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from monitored_faults import USAGE, WITHIN_S
+
+STALL_S = 6.0
+PLANTED = Path(__file__).with_name("planted.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A public script. folder: in the repositories; files: of it that are copied. edits: file -> what is replaced so
+    that it trains on two CPU processes. step, row: where a line is inserted: the file, and the line before which. model:
+    how the model is called there. launch: after `python`; {steps} are trained or a few more. steps_of: what {steps} is
+    divided by. workers: file, and what is replaced so that its loader has one. without: faults that it cannot have."""
+
+    folder: str
+    files: tuple[str, ...]
+    edits: Mapping[str, tuple[tuple[str, str], ...]]
+    step: tuple[str, str]
+    row: tuple[str, str]
+    model: str
+    launch: tuple[str, ...]
+    steps_of: int = 1
+    workers: tuple[str, str, str] | None = None
+    without: tuple[str, ...] = ()
+
+
+NEED_A_LOADER = ("row", "worker", "slow_data", "loader_bound", "leak", "copy_on_write")
+SCRIPTS = {
+    "multigpu_torchrun": Script(
+        folder="pytorch+examples/distributed/ddp-tutorial-series",
+        files=("multigpu_torchrun.py", "datautils.py"),
+        edits={
+            "multigpu_torchrun.py": (
+                ('    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n', ""),
+                ('backend="nccl"', 'backend="gloo"'),
+                ("model.to(self.gpu_id)", "model"),
+                (", device_ids=[self.gpu_id]", ""),
+                ("source.to(self.gpu_id)", "source"),
+                ("targets.to(self.gpu_id)", "targets"),
+            ),
+        },
+        step=("multigpu_torchrun.py", "            self._run_batch(source, targets)"),
+        row=("datautils.py", "        return self.data[index]"),
+        model="self.model",
+        launch=(*TORCHRUN, "multigpu_torchrun.py", "{steps}", "100"),
+        steps_of=32,
+        workers=("multigpu_torchrun.py", "pin_memory=True,", "num_workers=1,"),
+    ),
+    "multigpu_spawn": Script(
+        folder="pytorch+examples/distributed/ddp-tutorial-series",
+        files=("multigpu.py", "datautils.py"),
+        edits={
+            "multigpu.py": (
+                ("    torch.cuda.set_device(rank)\n", ""),
+                ('"12355"', "os.environ['PORT']"),
+                ('backend="nccl"', 'backend="gloo"'),
+                ("model.to(gpu_id)", "model"),
+                (", device_ids=[gpu_id]", ""),
+                ("source.to(self.gpu_id)", "source"),
+                ("targets.to(self.gpu_id)", "targets"),
+                ("torch.cuda.device_count()", "2"),
+            ),
+        },
+        step=("multigpu.py", "            self._run_batch(source, targets)"),
+        row=("datautils.py", "        return self.data[index]"),
+        model="self.model",
+        launch=("multigpu.py", "{steps}", "100"),
+        steps_of=32,
+        workers=("multigpu.py", "pin_memory=True,", "num_workers=1,"),
+        # A process knows its rank too late.
+        without=("copy_on_write",),
+    ),
+    "mingpt_ddp": Script(
+        folder="pytorch+examples/distributed/minGPT-ddp/mingpt",
+        files=("main.py", "trainer.py", "model.py", "char_dataset.py", "gpt2_train_cfg.yaml", "data"),
+        edits={
+            "main.py": (
+                ("    acc = torch.accelerator.current_accelerator()\n", ""),
+                ('device: torch.device = torch.device(f"{acc}:{rank}")\n', ""),
+                ("    backend = torch.distributed.get_default_backend_for_device(device)\n", ""),
+                ("backend=backend", 'backend="gloo"'),
+                ("    torch.accelerator.set_device_index(rank)\n", ""),
+                ("has_gpu and gpu_count >= min_gpus", "True"),
+            ),
+            "trainer.py": (
+                ("torch.accelerator.current_accelerator()", '"cpu"'),
+                ('torch.device(f"{self.acc}:{self.local_rank}")', 'torch.device("cpu")'),
+                ("model.to(self.local_rank)", "model"),
+                (", device_ids=[self.local_rank]", ""),
+                ("source.to(self.local_rank)", "source"),
+                ("targets.to(self.local_rank)", "targets"),
+            ),
+            "gpt2_train_cfg.yaml": (
+                (
+                    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+                    "data/input.txt",
+                ),
+                ("block_size: 128", "block_size: 16"),
+                ("truncate: 0.05", "truncate: 0.001"),
+                ("n_layer: 8", "n_layer: 1"),
+                ("n_head: 8", "n_head: 2"),
+                ("n_embd: 512", "n_embd: 32"),
+                ("max_epochs: 10", "max_epochs: {steps}"),
+                ("batch_size: 216", "batch_size: 16"),
+                ("data_loader_workers: 4", "data_loader_workers: 0"),
+                ("use_amp: True", "use_amp: False"),
+            ),
+        },
+        step=("trainer.py", "            batch_loss = self._run_batch(source, targets, train)"),
+        row=("char_dataset.py", "        chunk = self.data[idx:idx + self.block_size + 1]"),
+        model="self.model",
+        launch=(*TORCHRUN, "main.py"),
+        steps_of=32,
+        workers=("gpt2_train_cfg.yaml", "data_loader_workers: 0", "data_loader_workers: 1"),
+    ),
+    "nanogpt": Script(
+        folder="karpathy+nanoGPT",
+        files=("train.py", "model.py", "configurator.py"),
+        edits={
+            "train.py": (
+                ("    device = f'cuda:{ddp_local_rank}'\n", ""),
+                ("    torch.cuda.set_device(device)\n", ""),
+                ("device_ids=[ddp_local_rank]", ""),
+            ),
+        },
+        step=("train.py", "    for micro_step in range(gradient_accumulation_steps):"),
+        row=("train.py", "    ix = torch.randint(len(data) - block_size, (batch_size,))"),
+        model="model",
+        launch=(
+            *TORCHRUN,
+            "train.py",
+            *("--device=cpu", "--compile=False", "--backend=gloo", "--dtype=float32", "--dataset=text", "--n_layer=1"),
+            *("--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=4", "--gradient_accumulation_steps=2"),
+            *("--max_iters={steps}", "--eval_interval=100000", "--eval_iters=1", "--log_interval=50"),
+        ),
+        without=NEED_A_LOADER,
+    ),
+    "llms_from_scratch": Script(
+        folder="rasbt+LLMs-from-scratch/appendix-A/01_main-chapter-code",
+        files=("DDP-script-torchrun.py",),
+        edits={
+            "DDP-script-torchrun.py": (
+                ('init_process_group(backend="nccl"', 'init_process_group(backend="gloo"'),
+                ("    torch.cuda.set_device(rank)\n", ""),
+                ("    # factor = 4", "    factor = 25"),
+                ("    # X_train =", "    X_train ="),
+                ("    # y_train =", "    y_train ="),
+                ("    # X_test =", "    X_test ="),
+                ("    # y_test =", "    y_test ="),
+                ("    model.to(rank)\n", ""),
+                (", device_ids=[rank]", ""),
+                ("features.to(rank), labels.to(rank)", "features, labels"),
+                ("features.to(device), labels.to(device)", "features, labels"),
+                ("num_epochs = 3", "num_epochs = {steps}"),
+            ),
+        },
+        step=("DDP-script-torchrun.py", "            logits = model(features)\n            loss"),
+        row=("DDP-script-torchrun.py", "        one_x = self.features[index]"),
+        model="model",
+        launch=(*TORCHRUN, "DDP-script-torchrun.py"),
+        steps_of=31,
+        workers=("DDP-script-torchrun.py", "pin_memory=True,", "num_workers=1,"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """code: the line that is inserted, at a step or where a row is read (of_row). begins, part: of the sentence that is
+    right. hangs: whether it must be told in time, with the planted line. long: whether it is seen only after a while.
+    in_worker: whether the loader gets a worker."""
+
+    code: str
+    begins: str
+    part: str = ""
+    of_row: bool = False
+    hangs: bool = False
+    long: bool = False
+    in_worker: bool = False
+
+
+WAITS = "rank 1 has not entered "
+SLOW = "rank 1 is slow: "
+LEFT = "rank 1 ended first, by itself"
+FAULTS = {
+    "sleep": Fault("planted.now() and planted.time.sleep(10_000)", WAITS, "asleep", hangs=True),
+    "branch": Fault("planted.now() and planted.dist.barrier()", "rank 1 has waited for ", "while rank 0 ", hangs=True),
+    "mismatch": Fault(
+        "planted.due() and planted.other_collectives()", "rank 1 has waited for ", "while rank 0 ", hangs=True
+    ),
+    "row": Fault("planted.now_row() and planted.time.sleep(10_000)", WAITS, "asleep", of_row=True, hangs=True),
+    "worker": Fault(
+        "planted.now_row() and planted.lock_twice()", WAITS, "in its loader worker", True, True, in_worker=True
+    ),
+    "batches": Fault("if planted.now(): break", LEFT),
+    "exit": Fault("planted.now() and planted.sys.exit(0)", LEFT),
+    "error": Fault("if planted.now(): raise ValueError('a wrong row')", "rank 1 failed first: ValueError: a wrong row"),
+    "oom": Fault(
+        "if planted.now(): raise planted.torch.OutOfMemoryError('out of memory')",
+        "rank 1 failed first: OutOfMemoryError: out of memory",
+    ),
+    "kill": Fault("planted.now() and planted.os.kill(planted.os.getpid(), 9)", "rank 1 ended first, after "),
+    "slow_compute": Fault("planted.spin()", SLOW, "it computes for ", long=True),
+    "slow_data": Fault(
+        "planted.rank() == 1 and planted.time.sleep(planted.ROW_S)", SLOW, "for data, and", True, long=True
+    ),
+    "slow_communication": Fault("planted.hook({model})", SLOW, "found it at planted.py:", long=True),
+    "loader_bound": Fault("planted.time.sleep(planted.ROW_S)", "the training waits ", "num_workers=", True, long=True),
+    "leak": Fault(
+        "planted.keep()", "the memory of rank 1's loader workers", "keeps something", True, long=True, in_worker=True
+    ),
+    "copy_on_write": Fault(
+        "planted.read()", "the memory of rank 1's loader workers", "Python objects", True, long=True, in_worker=True
+    ),
+    "none": Fault("", "", long=True),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """step: at which it was planted. late_s: of a hang, from the limit to the sentence. said: about the ranks."""
+
+    script: str
+    fault: str
+    step: int
+    code: int
+    said: list[str]
+    line: str
+    late_s: float | None
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        fault = FAULTS[self.fault]
+        if not fault.begins:
+            return self.code == 0 and not self.said
+        right = [said for said in self.said if said.startswith(fault.begins) and fault.part in said]
+        if fault.hangs and (self.late_s is None or self.late_s > WITHIN_S or not right or self.line not in right[0]):
+            return False
+        return bool(right) and len(right) == len(self.said)
+
+
+def plant(script: Script, name: str, folder: Path, repositories: Path, steps: int) -> str:
+    """Copies a script, edits it, and inserts the line of a fault. Returns where that is, as FILE:LINE."""
+    fault = FAULTS[name]
+    for file in script.files:
+        source = repositories / script.folder / file
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / file)
+    shutil.copy(PLANTED, folder)
+    edits = [
+        (file, old, new.replace("{steps}", str(steps))) for file, each in script.edits.items() for old, new in each
+    ]
+    if fault.in_worker and script.workers:
+        file, old, new = script.workers
+        edits.append((file, old, new if old.split(":")[0] == new.split(":")[0] else f"{old} {new}"))
+    for file, old, new in edits:
+        text = (folder / file).read_text()
+        assert old in text, f"{file} has no {old!r}"
+        (folder / file).write_text(text.replace(old, new))
+    if script.files[0] == "main.py":  # libraries that need no network, but that are not torch's
+        for module in ("hydra", "omegaconf", "boto3"):
+            (folder / f"{module}.py").write_text(
+                f"from planted import {module}_of_planted as _\nglobals().update(vars(_))\n"
+            )
+    if not fault.code:
+        return ""
+    file, anchor = script.row if fault.of_row else script.step
+    text = (folder / file).read_text()
+    assert text.count(anchor) == 1, f"{file} has {text.count(anchor)} of {anchor!r}"
+    before, after = text.split(anchor)
+    indent = re.match(" *", anchor)[0]  # type: ignore[index]
+    text = f"import planted\n{before}{indent}{fault.code.format(model=script.model)}\n{anchor}{after}"
+    (folder / file).write_text(text)
+    number = next(
+        n for n, line in enumerate(text.splitlines(), 1) if line == indent + fault.code.format(model=script.model)
+    )
+    return f"{file}:{number}"
+
+
+def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial:
+    """Runs one training under the monitor to its end."""
+    script, fault = SCRIPTS[script_name], FAULTS[name]
+    at = random.Random(f"{script_name} {name} {number}").randint(4, 25)
+    steps = 160 if fault.long else 40
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        line = plant(script, name, folder, repositories, -(-steps // script.steps_of))
+        if script_name == "nanogpt":
+            (folder / "data/text").mkdir(parents=True)
+            for file in ("train.bin", "val.bin"):
+                (folder / "data/text" / file).write_bytes(bytes(random.Random(0).choices(range(60), k=1)) * 40_000)
+        options = ["--stall", str(STALL_S), "--end-hung"] if fault.hangs else []
+        launch = [word.replace("{steps}", str(-(-steps // script.steps_of))) for word in script.launch]
+        environment = os.environ | {"FAULT": name, "AT": str(at), "PORT": str(20_000 + os.getpid() % 10_000)}
+        command = [
+            sys.executable,
+            "-m",
+            "samestep",
+            "monitor",
+            "--out",
+            "watched",
+            *options,
+            "--",
+            sys.executable,
+            *launch,
+        ]
+        began = time.time()
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+        report, hung = folder / "watched" / "hang.txt", folder / "hung"
+        late_s = (
+            report.stat().st_mtime - float(hung.read_text()) - STALL_S if report.exists() and hung.exists() else None
+        )
+    lines = [text.removeprefix("samestep: ") for text in done.stderr.splitlines() if text.startswith("samestep: ")]
+    said = list(dict.fromkeys(text for text in lines if not USAGE.match(text)))
+    if done.returncode and not said:
+        said = ["(nothing of samestep's) " + "; ".join(done.stderr.splitlines()[-40:])[-1500:]]
+    return Trial(script_name, name, at, done.returncode, said, line, late_s, round(time.time() - began, 1))
+
+
+def table(trials: list[Trial]) -> None:
+    for name, fault in FAULTS.items():
+        own = [each for each in trials if each.fault == name]
+        late = [each.late_s for each in own if each.late_s is not None]
+        right = sum(each.is_right for each in own)
+        late_text = f", at most {max(late):.1f} s after the limit" if late and fault.hangs else ""
+        print(f"{name:20} {right} of {len(own)}{late_text}")
+    for script in SCRIPTS:
+        own = [each for each in trials if each.script == script]
+        print(f"{script:20} {sum(each.is_right for each in own)} of {len(own)}")
+    print(f"{sum(each.is_right for each in trials)} of {len(trials)} right")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repositories", type=Path, required=True)
+    parser.add_argument("--upto", type=int, default=1)
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--scripts", default=",".join(SCRIPTS))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no trial after so many")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kept = options.out / "trials.jsonl" if options.out else None
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    trials = [Trial(**json.loads(line)) for line in kept.read_text().splitlines()] if kept and kept.exists() else []
+    until = time.monotonic() + options.seconds
+    # Of each kind one script, then of each kind the next one: a record that is cut off has as many of each kind.
+    names, scripts = options.faults.split(","), options.scripts.split(",")
+    for number in range(options.upto):
+        for turn in range(len(scripts)):
+            for index, name in enumerate(names):
+                script = scripts[(index + turn) % len(scripts)]
+                had = sum(each.fault == name and each.script == script for each in trials)
+                if had > number or name in SCRIPTS[script].without or time.monotonic() > until:
+                    continue
+                trials.append(trial(script, name, options.repositories, number))
+                last = trials[-1]
+                print(
+                    f"{'' if last.is_right else 'WRONG '}{script} {name}: {last.said} {last.late_s} {last.seconds}",
+                    flush=True,
+                )
+                if kept:
+                    with open(kept, "a") as file:
+                        file.write(json.dumps(asdict(last)) + "\n")
+    table(trials)
+    sys.exit(not all(each.is_right for each in trials))
+
+
+if __name__ == "__main__":
+    main()

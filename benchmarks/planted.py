@@ -1,0 +1,128 @@
+"""What the line that monitored_scripts.py inserts into a public script calls. Copied beside the script.
+
+FAULT and AT, the step, come from the environment. The libraries that scripts have beside torch are here, too, as far as
+they are used.
+"""
+
+import os
+import threading
+import time
+import types
+
+import torch
+import torch.distributed as dist
+
+FAULT, AT = os.environ["FAULT"], int(os.environ["AT"])
+ROW_S = 0.005
+KEPT = []
+# Python objects, as in a dataset of strings; one rank has them.
+OBJECTS = (
+    [float(number) for number in range(30_000_000)]
+    if FAULT == "copy_on_write" and os.environ.get("RANK", "1") == "1"
+    else []
+)
+count = {"step": 0, "row": 0, "read": 0}
+hooked = []
+
+
+def rank():
+    return dist.get_rank()
+
+
+def told():
+    """Notes when the training begins to hang."""
+    with open("hung", "w") as file:
+        file.write(str(time.time()))
+
+
+def due():
+    """Whether this is the step of the fault."""
+    count["step"] += 1
+    if count["step"] == AT:
+        told()
+    return count["step"] == AT
+
+
+def now():
+    """Whether this is the step of the fault, on the rank that has it."""
+    count["step"] += 1
+    if count["step"] == AT and rank() == 1:
+        told()
+        return True
+    return False
+
+
+def now_row():
+    """Whether this is the row of the fault, on the rank that has it."""
+    count["row"] += 1
+    if count["row"] == 4 * AT and rank() == 1:
+        told()
+        return True
+    return False
+
+
+def lock_twice():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def other_collectives():
+    """Other ones on one rank than on the other."""
+    if rank() == 1:
+        dist.broadcast(torch.zeros(4), 0)
+    else:
+        dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(4))
+
+
+def spin():
+    if rank() == 1:
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+
+
+def delayed(_, bucket):
+    if rank() == 1:
+        time.sleep(0.1)
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def hook(model):
+    if not hooked:
+        hooked.append(model)
+        model.register_comm_hook(None, delayed)
+
+
+def keep():
+    """Keeps a megabyte of each row, in the loader worker of one rank; a row takes a while."""
+    time.sleep(ROW_S)
+    if rank() == 1:
+        KEPT.append(b"x" * (1 << 18))
+
+
+def read():
+    """Reads Python objects, which counts their references."""
+    time.sleep(ROW_S)
+    if rank() == 1:
+        piece = len(OBJECTS) // 800
+        first = count["read"] * piece % max(1, len(OBJECTS))
+        count["read"] += 1
+        for _ in OBJECTS[first : first + piece]:
+            pass
+
+
+def config_of(path):
+    import yaml
+
+    return yaml.safe_load(open(path))
+
+
+def hydra_main(config_path, config_name, **_):
+    return lambda function: lambda: function(config_of(f"{config_path}/{config_name}.yaml"))
+
+
+hydra_of_planted = types.SimpleNamespace(main=hydra_main)
+omegaconf_of_planted = types.SimpleNamespace(DictConfig=dict)
+boto3_of_planted = types.SimpleNamespace()
