@@ -1,14 +1,14 @@
-"""Plants faults in public scripts that nobody here wrote, puts `samestep monitor` in front of them, and looks what it says.
+"""Plants faults in public scripts that nobody here wrote, and looks what `samestep monitor` in front of them says.
 
-    python benchmarks/monitored_scripts.py --repositories FOLDER [--upto 20] [--faults sleep,kill] [--scripts nanogpt] [--out FOLDER]
+    python benchmarks/monitored_scripts.py --repositories FOLDER [--upto 20] [--faults sleep,kill]
+        [--scripts nanogpt] [--seconds 3600] [--out FOLDER]
 
-FOLDER holds the repositories, as OWNER+NAME each; nothing is downloaded. A trial copies a script, makes it train on CPUs
-and small (SCRIPTS has every edit), and inserts one line, which is on rank 1 alone where not told otherwise, at a step
-that is drawn. A hang is right when the rank, the planted line and, where the others wait in one, the collective are
-named at most 10 seconds after the limit; any other fault, when its sentence is said, of rank 1, and no other; a script
-without a fault, when nothing is said.
+FOLDER holds the repositories, as OWNER+NAME each; nothing is downloaded. A trial copies a script, makes it small and
+train on CPUs (SCRIPTS has every edit), and inserts one line, which acts on rank 1, or on both as its kind needs, at a
+step that is drawn. A hang is right when the rank and the planted line are named at most 10 seconds after the limit; any
+other fault, when its sentence is said, and no other; a script without a fault, when nothing is said.
 
-Prints the table; --out keeps a line of trials.jsonl for each trial, as monitored_faults.py does: the same command goes on.
+Prints the table. --out keeps a line of trials.jsonl for each trial, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @dataclass(frozen=True)
 class Script:
-    """A public script. folder: in the repositories; files: of it that are copied. edits: file -> what is replaced so
-    that it trains on two CPU processes. step, row: where a line is inserted: the file, and the line before which. model:
-    how the model is called there. launch: after `python`; {steps} are trained or a few more. steps_of: what {steps} is
-    divided by. workers: file, and what is replaced so that its loader has one. without: faults that it cannot have."""
+    """A public script.
+
+    folder: in the repositories; files: of it that are copied. edits: file -> what is replaced so that it trains on two
+    CPU processes. step, row: where a line is inserted: the file, and the line before which. model: its name there.
+    launch: after `python`; {steps} are trained or a few more. steps_of: what {steps} is divided by. workers: a file,
+    and what is replaced there so that its loader has one. without: faults that it cannot have.
+    """
 
     folder: str
     files: tuple[str, ...]
@@ -73,7 +76,7 @@ SCRIPTS = {
         model="self.model",
         launch=(*TORCHRUN, "multigpu_torchrun.py", "{steps}", "100"),
         steps_of=32,
-        workers=("multigpu_torchrun.py", "pin_memory=True,", "num_workers=1,"),
+        workers=("multigpu_torchrun.py", "pin_memory=True,", "pin_memory=True, num_workers=1,"),
     ),
     "multigpu_spawn": Script(
         folder="pytorch+examples/distributed/ddp-tutorial-series",
@@ -95,7 +98,7 @@ SCRIPTS = {
         model="self.model",
         launch=("multigpu.py", "{steps}", "100"),
         steps_of=32,
-        workers=("multigpu.py", "pin_memory=True,", "num_workers=1,"),
+        workers=("multigpu.py", "pin_memory=True,", "pin_memory=True, num_workers=1,"),
         # A process knows its rank too late.
         without=("copy_on_write",),
     ),
@@ -105,7 +108,7 @@ SCRIPTS = {
         edits={
             "main.py": (
                 ("    acc = torch.accelerator.current_accelerator()\n", ""),
-                ('device: torch.device = torch.device(f"{acc}:{rank}")\n', ""),
+                ('    device: torch.device = torch.device(f"{acc}:{rank}")\n', ""),
                 ("    backend = torch.distributed.get_default_backend_for_device(device)\n", ""),
                 ("backend=backend", 'backend="gloo"'),
                 ("    torch.accelerator.set_device_index(rank)\n", ""),
@@ -121,8 +124,8 @@ SCRIPTS = {
             ),
             "gpt2_train_cfg.yaml": (
                 (
-                    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-                    "data/input.txt",
+                    "path: https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+                    "path: data/",
                 ),
                 ("block_size: 128", "block_size: 16"),
                 ("truncate: 0.05", "truncate: 0.001"),
@@ -188,7 +191,7 @@ SCRIPTS = {
         model="model",
         launch=(*TORCHRUN, "DDP-script-torchrun.py"),
         steps_of=31,
-        workers=("DDP-script-torchrun.py", "pin_memory=True,", "num_workers=1,"),
+        workers=("DDP-script-torchrun.py", "pin_memory=True,", "pin_memory=True, num_workers=1,"),
     ),
 }
 
@@ -269,28 +272,24 @@ class Trial:
         return bool(right) and len(right) == len(self.said)
 
 
-def plant(script: Script, name: str, folder: Path, repositories: Path, steps: int) -> str:
+def plant(script: Script, name: str, folder: Path, repositories: Path, steps: str) -> str:
     """Copies a script, edits it, and inserts the line of a fault. Returns where that is, as FILE:LINE."""
     fault = FAULTS[name]
     for file in script.files:
         source = repositories / script.folder / file
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / file)
     shutil.copy(PLANTED, folder)
-    edits = [
-        (file, old, new.replace("{steps}", str(steps))) for file, each in script.edits.items() for old, new in each
-    ]
+    edits = [(file, *edit) for file, of_file in script.edits.items() for edit in of_file]
     if fault.in_worker and script.workers:
-        file, old, new = script.workers
-        edits.append((file, old, new if old.split(":")[0] == new.split(":")[0] else f"{old} {new}"))
+        edits.append(script.workers)
     for file, old, new in edits:
         text = (folder / file).read_text()
         assert old in text, f"{file} has no {old!r}"
-        (folder / file).write_text(text.replace(old, new))
+        (folder / file).write_text(text.replace(old, new.replace("{steps}", steps)))
     if script.files[0] == "main.py":  # libraries that need no network, but that are not torch's
         for module in ("hydra", "omegaconf", "boto3"):
-            (folder / f"{module}.py").write_text(
-                f"from planted import {module}_of_planted as _\nglobals().update(vars(_))\n"
-            )
+            text = f"from planted import {module}_of_planted as module\nglobals().update(vars(module))\n"
+            (folder / f"{module}.py").write_text(text)
     if not fault.code:
         return ""
     file, anchor = script.row if fault.of_row else script.step
@@ -298,28 +297,26 @@ def plant(script: Script, name: str, folder: Path, repositories: Path, steps: in
     assert text.count(anchor) == 1, f"{file} has {text.count(anchor)} of {anchor!r}"
     before, after = text.split(anchor)
     indent = re.match(" *", anchor)[0]  # type: ignore[index]
-    text = f"import planted\n{before}{indent}{fault.code.format(model=script.model)}\n{anchor}{after}"
+    planted = indent + fault.code.format(model=script.model)
+    text = f"import planted\n{before}{planted}\n{anchor}{after}"
     (folder / file).write_text(text)
-    number = next(
-        n for n, line in enumerate(text.splitlines(), 1) if line == indent + fault.code.format(model=script.model)
-    )
-    return f"{file}:{number}"
+    return f"{file}:{1 + text.splitlines().index(planted)}"
 
 
 def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial:
     """Runs one training under the monitor to its end."""
     script, fault = SCRIPTS[script_name], FAULTS[name]
     at = random.Random(f"{script_name} {name} {number}").randint(4, 25)
-    steps = 160 if fault.long else 40
+    steps = str(-(-(160 if fault.long else 40) // script.steps_of))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        line = plant(script, name, folder, repositories, -(-steps // script.steps_of))
+        line = plant(script, name, folder, repositories, steps)
         if script_name == "nanogpt":
             (folder / "data/text").mkdir(parents=True)
             for file in ("train.bin", "val.bin"):
-                (folder / "data/text" / file).write_bytes(bytes(random.Random(0).choices(range(60), k=1)) * 40_000)
+                (folder / "data/text" / file).write_bytes(bytes(40_000))
         options = ["--stall", str(STALL_S), "--end-hung"] if fault.hangs else []
-        launch = [word.replace("{steps}", str(-(-steps // script.steps_of))) for word in script.launch]
+        launch = [word.replace("{steps}", steps) for word in script.launch]
         environment = os.environ | {"FAULT": name, "AT": str(at), "PORT": str(20_000 + os.getpid() % 10_000)}
         command = [
             sys.executable,
@@ -336,9 +333,8 @@ def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial
         began = time.time()
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
         report, hung = folder / "watched" / "hang.txt", folder / "hung"
-        late_s = (
-            report.stat().st_mtime - float(hung.read_text()) - STALL_S if report.exists() and hung.exists() else None
-        )
+        both = report.exists() and hung.exists()
+        late_s = report.stat().st_mtime - float(hung.read_text()) - STALL_S if both else None
     lines = [text.removeprefix("samestep: ") for text in done.stderr.splitlines() if text.startswith("samestep: ")]
     said = list(dict.fromkeys(text for text in lines if not USAGE.match(text)))
     if done.returncode and not said:
@@ -384,10 +380,8 @@ def main() -> None:
                     continue
                 trials.append(trial(script, name, options.repositories, number))
                 last = trials[-1]
-                print(
-                    f"{'' if last.is_right else 'WRONG '}{script} {name}: {last.said} {last.late_s} {last.seconds}",
-                    flush=True,
-                )
+                right = "" if last.is_right else "WRONG "
+                print(f"{right}{script} {name}: {last.said} {last.late_s} {last.seconds}", flush=True)
                 if kept:
                     with open(kept, "a") as file:
                         file.write(json.dumps(asdict(last)) + "\n")

@@ -5,6 +5,7 @@ they are used.
 """
 
 import os
+import sys  # noqa: F401 - of the planted lines
 import threading
 import time
 import types
@@ -16,11 +17,7 @@ FAULT, AT = os.environ["FAULT"], int(os.environ["AT"])
 ROW_S = 0.005
 KEPT = []
 # Python objects, as in a dataset of strings; one rank has them.
-OBJECTS = (
-    [float(number) for number in range(30_000_000)]
-    if FAULT == "copy_on_write" and os.environ.get("RANK", "1") == "1"
-    else []
-)
+OBJECTS = [float(n) for n in range(30_000_000 * (FAULT == "copy_on_write" and os.environ.get("RANK") == "1"))]
 count = {"step": 0, "row": 0, "read": 0}
 hooked = []
 
