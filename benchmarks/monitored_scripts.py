@@ -211,18 +211,25 @@ class Fault:
     in_worker: bool = False
 
 
+MISMATCH = (
+    "planted.due() and (planted.dist.broadcast(planted.ZEROS, 0) if planted.rank() == 1"
+    " else planted.dist.all_gather([planted.ZEROS, planted.ZEROS.clone()], planted.ZEROS.clone()))"
+)
 WAITS = "rank 1 has not entered "
 SLOW = "rank 1 is slow: "
 LEFT = "rank 1 ended first, by itself"
 FAULTS = {
     "sleep": Fault("planted.now() and planted.time.sleep(10_000)", WAITS, "asleep", hangs=True),
     "branch": Fault("planted.now() and planted.dist.barrier()", "rank 1 has waited for ", "while rank 0 ", hangs=True),
-    "mismatch": Fault(
-        "planted.due() and planted.other_collectives()", "rank 1 has waited for ", "while rank 0 ", hangs=True
-    ),
+    "mismatch": Fault(MISMATCH, "rank 1 has waited for ", "while rank 0 ", hangs=True),
     "row": Fault("planted.now_row() and planted.time.sleep(10_000)", WAITS, "asleep", of_row=True, hangs=True),
     "worker": Fault(
-        "planted.now_row() and planted.lock_twice()", WAITS, "in its loader worker", True, True, in_worker=True
+        "planted.now_row() and planted.LOCK.acquire() and planted.LOCK.acquire()",
+        WAITS,
+        "in its loader worker",
+        True,
+        True,
+        in_worker=True,
     ),
     "batches": Fault("if planted.now(): break", LEFT),
     "exit": Fault("planted.now() and planted.sys.exit(0)", LEFT),

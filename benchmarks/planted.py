@@ -16,6 +16,8 @@ import torch.distributed as dist
 FAULT, AT = os.environ["FAULT"], int(os.environ["AT"])
 ROW_S = 0.005
 KEPT = []
+LOCK = threading.Lock()
+ZEROS = torch.zeros(4)
 # Python objects, as in a dataset of strings; one rank has them.
 OBJECTS = [float(n) for n in range(30_000_000 * (FAULT == "copy_on_write" and os.environ.get("RANK") == "1"))]
 count = {"step": 0, "row": 0, "read": 0}
@@ -56,20 +58,6 @@ def now_row():
         told()
         return True
     return False
-
-
-def lock_twice():
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
-def other_collectives():
-    """Other ones on one rank than on the other."""
-    if rank() == 1:
-        dist.broadcast(torch.zeros(4), 0)
-    else:
-        dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(4))
 
 
 def spin():
