@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 FAULT, AT = os.environ["FAULT"], int(os.environ["AT"])
-ROW_S = 0.005
+ROWS = int(os.environ["ROWS"])  # of a batch
+ROW_S = 0.1 / ROWS
 KEPT = []
 LOCK = threading.Lock()
 ZEROS = torch.zeros(4)
@@ -81,17 +82,17 @@ def hook(model):
 
 
 def keep():
-    """Keeps a megabyte of each row, in the loader worker of one rank; a row takes a while."""
+    """Keeps 4 MiB of each batch, in the loader worker of one rank; a row takes a while."""
     time.sleep(ROW_S)
     if rank() == 1:
-        KEPT.append(b"x" * (1 << 18))
+        KEPT.append(b"x" * ((4 << 20) // ROWS))
 
 
 def read():
     """Reads Python objects, which counts their references."""
     time.sleep(ROW_S)
     if rank() == 1:
-        piece = len(OBJECTS) // 800
+        piece = len(OBJECTS) // (60 * ROWS)
         first = count["read"] * piece % max(1, len(OBJECTS))
         count["read"] += 1
         for _ in OBJECTS[first : first + piece]:

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ from samestep.world.processes import STACKS
 LOOK_S = 5.0  # from one look to the next, at least
 SHARE = 0.002  # of one core, that looking may take
 FIRST_STEPS = 3  # that are left out: they compile, and start loader workers
-MOST_LOOKS = 10  # at one rank's stack
+LOOKS, MOST_LOOKS = 3, 9  # at one rank's stack: one after the other, and in all
 
 
 class RankMeter:
@@ -38,7 +38,12 @@ class RankMeter:
 
     def uses(self) -> list[RankUse]:
         """Returns what is known of each rank, those that have ended too."""
-        return [self._uses[rank] for rank in sorted(self._uses)]
+        return [self._with_line(self._uses[rank]) for rank in sorted(self._uses)]
+
+    def _with_line(self, use: RankUse) -> RankUse:
+        lines = self._lines.get(use.rank, Counter())
+        line, often = next(iter(lines.most_common(1)), ("", 0))
+        return replace(use, line=line, looks=lines.total(), looks_at_line=often)
 
     def look_if_due(self, running: Mapping[int, tuple[int, Pulse]]) -> bool:
         """Looks at the ranks, if it is time; returns whether it did.
@@ -63,24 +68,22 @@ class RankMeter:
         return bool(training)
 
     def look_at_stack(self, rank: int) -> None:
-        """Notes at which line of the user's code a rank is now, a few times in all."""
-        lines = self._lines.setdefault(rank, Counter())
-        if lines.total() >= MOST_LOOKS:
-            return
-        text = stacks.ask([self._first[rank].pid], self._folder / f"stack-rank{rank}.txt", STACKS)
-        for frame in filter(None, map(stacks.users_frame, stacks.parse(text)[:1])):
-            lines[str(frame)] += 1
+        """Notes at which line of the user's code a rank is now."""
+        lines, file = self._lines.setdefault(rank, Counter()), self._folder / f"stack-rank{rank}.txt"
+        for _ in range(min(LOOKS, MOST_LOOKS - lines.total())):
+            threads = stacks.parse(stacks.ask([self._first[rank].pid], file, STACKS))
+            lines.update(map(str, filter(None, map(stacks.users_frame, threads[:1]))))
 
     def _use(self, rank: int, first: _Look, now: _Look) -> RankUse:
         before, after = first.pulse.clocks, now.pulse.clocks
         loading_cpu_s = (after.loading_cpu_ns - before.loading_cpu_ns) / 1e9
         first_memory, memory = self._memories(rank, now)
-        line, looks_at_line = next(iter(self._lines.get(rank, Counter()).most_common(1)), ("", 0))
         return RankUse(
             rank=rank,
             steps=now.pulse.taken - first.pulse.taken,
             seconds=now.at - first.at,
             loading_s=(after.loading_ns - before.loading_ns) / 1e9,
+            first_loading_s=(after.first_ns - before.first_ns) / 1e9,
             compute_s=max(0.0, now.cpu_s - first.cpu_s - loading_cpu_s),
             queue_s=now.queue_s - first.queue_s,
             late_share=self._late_s.get(rank, 0.0) / self._known_s if self._known_s else None,
@@ -93,9 +96,6 @@ class RankMeter:
             memory=memory.memory,
             workers_first_memory=first_memory.workers,
             workers_memory=memory.workers,
-            line=line,
-            looks=self._lines.get(rank, Counter()).total(),
-            looks_at_line=looks_at_line,
         )
 
     def _memories(self, rank: int, now: _Look) -> tuple[_Look, _Look]:

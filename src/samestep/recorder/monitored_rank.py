@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -82,6 +83,7 @@ class MonitoredRank:
     def patch_loaders(self) -> None:
         """Notes when the training waits for a batch, and how long a batch takes to load."""
         next_batch = ITERATOR.__next__
+        begun = weakref.WeakSet[Any]()
 
         @functools.wraps(next_batch)
         def new_next(iterator: Any) -> Any:
@@ -95,7 +97,9 @@ class MonitoredRank:
                 if threading.get_ident() == self._thread:
                     took, cpu = time.perf_counter_ns() - began, time.thread_time_ns() - cpu
                     ahead = getattr(iterator, "_prefetch_factor", None) or 0  # a private name, that not every kind has
-                    heartbeat.loaded(took, cpu, getattr(iterator, "_num_workers", 0), ahead)
+                    workers = getattr(iterator, "_num_workers", 0)
+                    heartbeat.loaded(took, cpu, workers, ahead, first=workers > 0 and iterator not in begun)
+                    begun.add(iterator)
                 heartbeat.begin(TRAINING, self._steps)
 
         ITERATOR.__next__ = new_next

@@ -140,8 +140,9 @@ class GpuSummary:
 class RankUse:
     """What one rank of the command did with its time, from its first steps on.
 
-    seconds, steps: that were looked at. loading_s: of these, waiting for a batch. compute_s: the thread that trains was
-    on a processor, loading left out; queue_s: it waited for one. late_share: of the time, that other ranks have waited
+    seconds, steps: that were looked at. loading_s: of these, waiting for a batch; first_loading_s: of these, for the
+    first one of an epoch. compute_s: the thread that trains was on a processor, loading left out; queue_s: it waited
+    for one. late_share: of the time, that other ranks have waited
     for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
     fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
     page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
@@ -167,6 +168,7 @@ class RankUse:
     line: str = ""
     looks: int = 0
     looks_at_line: int = 0
+    first_loading_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 # The numbers of a slot. From WORLD on they are written by the ranks of a script alone: see Clocks.
 BEATS, ACTIVITY, STEP, ROW, PID, TAKEN, WORLD, THREAD, WORKERS, PREFETCH = range(10)
-LOADING_NS, LOADING_CPU_NS, FETCH_NS, FETCH_CPU_NS, FETCHES = range(10, 15)
+LOADING_NS, LOADING_CPU_NS, FETCH_NS, FETCH_CPU_NS, FETCHES, FIRST_NS = range(10, 16)
 CELLS, SLOTS = 16, 64
 SIZE = 8 * CELLS * SLOTS
 NONE = -1  # no step, no row
@@ -59,10 +59,13 @@ class Heartbeat:
         self._cells[WORLD] = world
         self._cells[THREAD] = thread
 
-    def loaded(self, ns: int, cpu_ns: int, workers: int, prefetch: int) -> None:
-        """Notes that the thread that trains has waited for a batch. cpu_ns: of these, on a processor."""
+    def loaded(self, ns: int, cpu_ns: int, workers: int, prefetch: int, *, first: bool = False) -> None:
+        """Notes that the thread that trains has waited for a batch. cpu_ns: of these, on a processor. first: of an
+        iterator, whose workers have just been started."""
         cells = self._cells
         cells[LOADING_NS] += ns
+        if first:
+            cells[FIRST_NS] += ns
         cells[LOADING_CPU_NS] += cpu_ns
         cells[WORKERS] = workers
         cells[PREFETCH] = prefetch
@@ -112,8 +115,9 @@ class Clocks:
     """What a rank of a script has taken so far, where it is monitored; 0 where it is not.
 
     world: how many ranks there are. thread: that trains, by the kernel's number. workers, prefetch: of the loader that
-    it reads. loading_ns: that it has waited for batches; loading_cpu_ns: of these, on a processor. fetch_ns, and
-    fetch_cpu_ns: that it or its loader workers took to load `fetches` batches.
+    it reads. loading_ns: that it has waited for batches; loading_cpu_ns: of these, on a processor; first_ns: of these,
+    for the first batch of an iterator. fetch_ns, and fetch_cpu_ns: that it or its loader workers took to load `fetches`
+    batches.
     """
 
     world: int = 0
@@ -125,6 +129,7 @@ class Clocks:
     fetch_ns: int = 0
     fetch_cpu_ns: int = 0
     fetches: int = 0
+    first_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ def read(path: Path) -> Pulse | None:
     slots = [cells[first : first + CELLS] for first in range(0, len(cells), CELLS)]
     rows = {slot[PID]: slot[ROW] for slot in slots if slot[PID] and slot[ROW] != NONE}
     sums = (sum(slot[cell] for slot in slots) for cell in (FETCH_NS, FETCH_CPU_NS, FETCHES))
-    clocks = Clocks(*slots[0][WORLD:FETCH_NS], *sums)
+    clocks = Clocks(*slots[0][WORLD:FETCH_NS], *sums, *slots[0][FIRST_NS:])
     beats = sum(slot[BEATS] for slot in slots)
     workers = tuple(slot[PID] for slot in slots[1:] if slot[PID])
     return Pulse(beats, slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows, clocks, workers)

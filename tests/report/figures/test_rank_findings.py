@@ -45,6 +45,7 @@ def said(first: RankUse, second: RankUse, cores: float = 16) -> list[tuple[str, 
         ({**LATE, "queue_s": 10.0}, [("rank_is_slow", "slow_by_waiting_for_a_processor")]),
         (LATE, [("rank_is_slow", "slow_outside_of_loading_and_computing")]),
         ({**LATE, "compute_s": 20.1, "queue_s": 5.6}, [("rank_is_slow", "slow_by_one_of_several")]),
+        ({**LATE, "compute_s": 32.0, "queue_s": 60.0}, [("rank_is_slow", "slow_by_one_of_several")]),
         ({**LATE, "compute_s": 23.0, "queue_s": 2.0}, [("rank_is_slow", "slow_by_computing")]),
         ({"memory": 2 << 30}, [("memory_of_rank_grows", "")]),
         ({"workers_memory": 1 << 30}, [("memory_of_workers_grows", "")]),
@@ -72,6 +73,9 @@ def test_a_rank_that_sleeps_is_looked_at() -> None:
 def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     loads = replace(HEALTHY, loading_s=12.0, compute_s=7.0, fetch_s=40.0, fetch_cpu_s=40.0)
     assert said(loads, replace(loads, rank=1)) == [("training_waits_for_its_loader", "workers_would_keep_up")]
+    starts = replace(HEALTHY, loading_s=6.0, first_loading_s=5.0, compute_s=13.0)
+    assert said(starts, replace(starts, rank=1)) == [("training_waits_for_first_batches", "")]
+    assert said(replace(starts, first_loading_s=3.5), replace(starts, rank=1, first_loading_s=3.5)) == []
     talks = replace(HEALTHY, compute_s=5.0)
     assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
 

@@ -50,10 +50,11 @@ def extra_contexts(pids: Mapping[int, int], contexts: Sequence[Mapping[int, int]
 
 def loader_bound(ranks: Sequence[RankUse], cores: float) -> Message | None:
     """Returns how much the training waits for data, and which setting would shorten that; None where it does not."""
-    steps = sum(rank.steps for rank in ranks)
+    steps, seconds = sum(rank.steps for rank in ranks), sum(rank.seconds for rank in ranks)
+    first_s, loading_s = (sum(getattr(rank, name) for rank in ranks) for name in ("first_loading_s", "loading_s"))
     waiting = Waiting(
-        step_s=sum(rank.seconds for rank in ranks) / steps,
-        wait_s=sum(rank.loading_s for rank in ranks) / steps,
+        step_s=seconds / steps,
+        wait_s=(loading_s - first_s) / steps,
         fetch_s=sum(rank.fetch_s for rank in ranks) / steps,
         fetch_cpu_s=sum(rank.fetch_cpu_s for rank in ranks) / steps,
         rows=0,
@@ -62,6 +63,9 @@ def loader_bound(ranks: Sequence[RankUse], cores: float) -> Message | None:
         cores=cores / len(ranks),
         of_script=True,
     )
+    if first_s / seconds >= LOADER_SHARE and first_s > loading_s / 2:
+        workers = waiting.workers or None
+        return message("training_waits_for_first_batches", share=first_s / seconds, workers=workers)
     if waiting.share < LOADER_SHARE or not waiting.fetch_s:
         return None
     return message("training_waits_for_its_loader", share=waiting.share, advice=waiting.advice())
@@ -107,8 +111,13 @@ def _parts(late: RankUse, others: Sequence[RankUse]) -> list[Message]:
         excess[name] = its_s - theirs_s
         reasons[name] = Message(reason, {"its_ms": 1e3 * its_s, "theirs_ms": 1e3 * theirs_s})
     most = max(excess.values())
-    names = sorted((name for name in excess if excess[name] >= RIVAL_SHARE * most > 0), key=lambda name: -excess[name])
-    return [reasons[name] for name in names] if sum(excess[name] for name in names) >= WHY_SHARE * late_s else []
+    names = {name for name in excess if excess[name] >= RIVAL_SHARE * most > 0}
+    # A thread that computes for longer also waits for longer where others use the processors: the one may be the other.
+    if "queue_s" in names and excess["compute_s"] >= RIVAL_SHARE * (late.compute_s / late.steps):
+        names.add("compute_s")
+    if sum(excess[name] for name in names) < WHY_SHARE * late_s:
+        return []
+    return [reasons[name] for name in sorted(names, key=lambda name: -excess[name])]
 
 
 def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
