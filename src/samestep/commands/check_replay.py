@@ -21,6 +21,7 @@ from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.first_module import with_module
 from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
+from samestep.proof.script.replica_causes import cause_within_replica
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.files import read, write
 from samestep.records.record import Record
@@ -62,12 +63,16 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         except (TrainingFailed, UserError) as error:
             return [not_replayed(message("script_fails_in_one_process", error=error.message))]
     replayed, size = folder / REPLAY_FOLDER, len(ranks)
-    one_process = read(ScriptRecord, replayed / "rank0.json")
+    one_process, of_one = read(ScriptRecord, replayed / "rank0.json"), Record(replayed)
     if not layout:
-        return judge_replay(result, ranks, one_process, record, Record(replayed), size=size)
+        return judge_replay(result, ranks, one_process, record, of_one, size=size)
     replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
-    findings = judge_replay(result, replicas, one_process, of_all, Record(replayed), size=size)
-    findings = [of_one_replica(finding, layout, told_ranks) for finding in findings]
+
+    def cause(step: int) -> Message | None:
+        return cause_within_replica(ranks, replicas, layout, record=of_all, replay=of_one, result=result, step=step)
+
+    findings = judge_replay(result, replicas, one_process, of_all, of_one, size=size)
+    findings = [of_one_replica(finding, layout, told_ranks, cause) for finding in findings]
     return with_modules(findings, plan, ranks)
 
 

@@ -46,13 +46,21 @@ def make_meshes_of_one_rank() -> None:
 
 
 class WholeLosses(TorchFunctionMode):
-    """Computes losses of whole tensors, where a script has them of DTensors."""
+    """Computes losses of whole tensors, where a script has them of DTensors.
+
+    lone: how many times a log_softmax with a gradient was followed by no nll_loss, so far.
+    """
+
+    lone = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         pieces = [leaf for leaf in tree_leaves((args, kwargs)) if is_shard(leaf)]
-        if getattr(func, "__name__", "") not in LOSSES or not pieces:
+        name = getattr(func, "__name__", "")
+        if name not in LOSSES or not pieces:
             return func(*args, **kwargs)
+        if torch.is_grad_enabled() and name != "cross_entropy":
+            WholeLosses.lone += 1 if name == "log_softmax" else -1
         args, kwargs = tree_map(lambda leaf: leaf.full_tensor() if is_shard(leaf) else leaf, (args, kwargs))
         tensor = importlib.import_module("torch.distributed.tensor")
         # A DTensor, as torch's own kernels return: what follows may ask it for its whole.

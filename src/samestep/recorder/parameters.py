@@ -176,7 +176,8 @@ class Parameters:
     def add(self, module: nn.Module) -> None:
         """Names the parameters of an outermost module, and watches their gradients."""
         passing = sharding.unsharded(module)
-        self._has_unseen_shards = self._has_unseen_shards or bool(passing - {*self._unsharded})
+        trained = {number for number, tensor in passing.items() if tensor.requires_grad}
+        self._has_unseen_shards = self._has_unseen_shards or bool(trained - {*self._unsharded})
         self.flattened.patch_clipping(module, self._on_clip)
         new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
         new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
@@ -186,7 +187,9 @@ class Parameters:
         self.splits = self.splits or sharding.splits_model(module)
         self._data |= sharding.data_dimensions(module)
         prefix = stage_prefix()
-        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in module.named_parameters() if not p.requires_grad}
+        # Of what is sharded each rank holds another part.
+        still = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and not sharding.is_sharded(p)]
+        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in still if id(p) not in passing}
         self._add_to_start(sharding.digests_of({n: p for n, p in frozen.items() if n not in self.start}))
         names: dict[int, str] = {}
         for name, parameter in new:
@@ -207,7 +210,9 @@ class Parameters:
         if id(module) not in self._frozen:
             self._frozen[id(module)] = module
             held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
+            whole = {n: t for n, t in held.items() if not is_lazy(t) and not sharding.is_sharded(t)}
+            passing = sharding.unsharded(module)
+            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in whole.items() if id(t) not in passing}
             self._add_to_start(sharding.digests_of({n: t for n, t in named.items() if n not in self.start}))
 
     def _rounds(self, parameter: nn.Parameter) -> bool:

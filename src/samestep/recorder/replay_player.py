@@ -29,6 +29,7 @@ from samestep.recorder.batches import (
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.one_rank import (
+    WholeLosses,
     allow_batches_of_all_ranks,
     leave_losses_whole,
     make_groups_of_one_rank,
@@ -161,6 +162,7 @@ class ReplayPlayer:
             recorded_base_rates=self._ranks[0].base_rates,
             held=self._hand.held if self._hand else {},
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
+            lone_log_softmax=WholeLosses.lone > 0,
         )
 
     @property

@@ -151,15 +151,13 @@ def grid_of(indices: Sequence[Tensor]) -> tuple[Any, ...]:
     return torch.meshgrid(*indices, indexing="ij")
 
 
-def unsharded(module: nn.Module) -> set[int]:
-    """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
-    pass, and their storage is freed afterwards."""
+def unsharded(module: nn.Module) -> dict[int, Tensor]:
+    """Returns, by their ids, what stands for FSDP2's sharded parameters below in a forward pass; its storage is freed
+    afterwards. Other plain parameters are a rank's own: those that FSDP was told to ignore, or that came later."""
     units = _fsdp2_modules(module)
-    plain = {id(p) for unit in units for p in unit.parameters() if not is_shard(p)}
     # Those of a tensor-parallel model are DTensors, too.
-    return plain | {
-        id(p._unsharded_param) for unit in units for p in fsdp_params_of(unit) if hasattr(p, "_unsharded_param")
-    }
+    held = [p for unit in units for p in fsdp_params_of(unit) if hasattr(p, "_unsharded_param")]
+    return {id(p._unsharded_param): p._unsharded_param for p in held}
 
 
 def data_dimensions(module: nn.Module) -> dict[int, int]:

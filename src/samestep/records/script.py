@@ -452,6 +452,7 @@ class ReplayRecord:
     where that did not end. base_rates: of each step, the rates from which a schedule starts; recorded: the same of the
     ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model. held: of a
     model that the script divides itself, parameter of one process -> what each rank of a replica holds of it.
+    lone_log_softmax: whether the script, inside of loss_parallel(), has a log_softmax that no nll_loss follows.
     """
 
     why_not: Message | None = None
@@ -463,6 +464,7 @@ class ReplayRecord:
     recorded_base_rates: list[list[float]] = field(default_factory=list)
     means: bool = False
     held: Mapping[str, list[HeldPiece]] = field(default_factory=dict)
+    lone_log_softmax: bool = False
 
 
 # What is found

@@ -4,7 +4,7 @@ replicas what must hold of any data-parallel training."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,14 @@ from samestep.proof.script.layout import Array, Layout, ReplicaRecord
 from samestep.proof.script.step_gradients import CLOSE, CLOSE_OF, NEAR, ROUNDING, StepGradients, norm
 from samestep.records.script import BUCKETS, STEP, TAKEN, Finding, Question, ScriptRecord, of_kind
 
+# What the replay says of a gradient that is not one process's where it knows no mistake of data parallelism.
+NO_ONE_PROCESS = (
+    "loss_depends_on_ranks",
+    "loss_is_scaled",
+    "gathered_gradient_incomplete",
+    "mean_of_rank_means_or_a_term",
+    "later_gradients_apart",
+)
 ONE_RANK, UNEXPLAINED = "one_rank", "gradient_of_no_known_mistake"
 
 
@@ -268,18 +276,24 @@ def _some_axes(record: ReplicaRecord, replicas: Ranks, step: int) -> Message | N
     return message("reduced_along_some_axes", axis=axis, ranks=numbers, replicas=len(replicas))
 
 
-def of_one_replica(finding: Finding, layout: Layout, told_ranks: int) -> Finding:
+def of_one_replica(
+    finding: Finding, layout: Layout, told_ranks: int, cause_of: Callable[[int], Message | None] = lambda step: None
+) -> Finding:
     """Returns an answer of the replay; where the cause may lie in how a replica's ranks compute together, with that.
 
     told_ranks: how many ranks the one process was told of. Where that is the recording's number, a loss or a rate that
-    depends on it is the same.
+    depends on it is the same. cause_of: returns a mistake within a replica that explains a step's gradient.
     """
     divergence, said = finding.divergence, finding.message
     if told_ranks > 1 and len(layout.replicas) == 1 and finding.answer == "right":
         return Finding(finding.question, "unknown", message("replay_told_of_all_ranks", ranks=told_ranks))
     if divergence is None:
         return finding
-    if layout.tensor and said.id in ("loss_depends_on_ranks", "loss_is_scaled"):
+    within = layout.tensor and finding.question == "replayed gradient" and divergence.step is not None
+    if within and said.id in NO_ONE_PROCESS and (known := cause_of(divergence.step or 0)):
+        said = known
+        divergence = replace(divergence, quantity=f"{divergence.quantity}, along {layout.axis}")
+    elif layout.tensor and said.id in ("loss_depends_on_ranks", "loss_is_scaled"):
         said = message("replica_is_no_one_process", axis=layout.axis, factor=said.fields.get("factor"), told=None)
         divergence = replace(divergence, quantity=f"{divergence.quantity}, along {layout.axis}")
     if told_ranks > 1:

@@ -344,6 +344,18 @@ LINES: Mapping[str, Sequence[Place]] = {
     "whole_gradients_added_up": (REDUCTION, OF_GRADIENTS, STEP),
     "reduced_along_some_axes": (DIVIDES, REDUCTION, OF_GRADIENTS),
     "replica_is_no_one_process": (*OF_RANKS, DIVIDES, called("collective"), *LOSS[3:]),
+    "replica_losses_apart": (*OF_RANKS, *LOSS[3:], called("collective")),
+    "log_softmax_alone_in_loss_parallel": (
+        written(lambda source: source.calls("log_softmax")),
+        written(lambda source: source.calls("loss_parallel")),
+        *LOSS,
+    ),
+    "elements_without_gradient": (
+        written(lambda source: source.calls("embedding")),
+        DIVIDES,
+        called("collective"),
+        FORWARD,
+    ),
     "stage_not_reduced_over_replicas": (REDUCTION, called("wrapper"), OF_GRADIENTS, STAGE, SCHEDULE, PIPELINE_STEP),
     "gradients_added_over_stages": (REDUCTION, OF_GRADIENTS, called("wrapper")),
     "micro_batches_left_out": (called("zero_grad"), OF_GRADIENTS, PIPELINE_STEP),

@@ -1,0 +1,93 @@
+"""Why the ranks of a replica do not compute what one process does: mistakes, tried against its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.script.by_hand import losses_of
+from samestep.proof.script.findings import Ranks
+from samestep.proof.script.layout import Layout, ReplicaRecord
+from samestep.proof.script.step_gradients import NEAR, Array, StepGradients, norm, norm_of_all
+from samestep.records.record import Record
+from samestep.records.script import STEP, TAKEN, UNCLIPPED, ReplayRecord, of_kind
+
+SAME = 1e-6  # of losses on the ranks of a replica, relative
+
+
+def cause_within_replica(
+    ranks: Ranks,
+    replicas: Ranks,
+    layout: Layout,
+    record: ReplicaRecord,
+    replay: Record,
+    result: ReplayRecord,
+    step: int,
+) -> Message | None:
+    """Returns the mistake that explains the gradient of a step; None where none of those that are tried does.
+
+    ranks: all. replicas: one record of each replica, whose arrays are in `record`. replay: those of one process.
+    """
+    gradients = StepGradients.read(record, replicas, step)
+    arrays = replay.arrays(STEP.format(step))
+    replayed = of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
+    names = [name for name in gradients.names if name in replayed]
+    recorded = gradients.reduced[0]
+    if factor := _by_norm_of_copies(ranks, layout, names, recorded, replayed):
+        return message("clipped_by_norm_of_copies", axis=layout.axis, factor=round(factor, 4))
+    if losses := _losses_apart(ranks, layout, step):
+        return message("replica_losses_apart", axis=layout.axis, losses=losses)
+    if result.lone_log_softmax:
+        return message("log_softmax_alone_in_loss_parallel")
+    if left := _elements_without_gradient(names, recorded, replayed):
+        name, count = left
+        return message("elements_without_gradient", axis=layout.axis, parameter=name, elements=count)
+    return None
+
+
+def _by_norm_of_copies(
+    ranks: Ranks, layout: Layout, names: Sequence[str], recorded: Mapping[str, Array], replayed: Mapping[str, Array]
+) -> float | None:
+    """Returns the factor of the ranks' gradient, where it is that of a norm in which what each rank of a replica holds
+    whole counts once a rank, or what each holds a piece of counts with the piece alone."""
+    size = len(layout.replicas[0])
+    together = np.concatenate([replayed[name] for name in names]) if names else np.zeros(1)
+    found = np.concatenate([recorded[name] for name in names]) if names else np.zeros(1)
+    square = float(together @ together)
+    factor = float(found @ together) / square if square else 0.0
+    if factor <= 0 or norm(found - factor * together) > NEAR * norm(found):
+        return None
+    copies = [name for name in names if (piece := ranks[0].pieces.get(name)) is None or "shard" not in piece.kinds]
+    of_copies = norm_of_all(replayed, copies)
+    wrong = float(np.sqrt(square + (size - 1) * of_copies**2))
+    is_told_apart = abs(factor - 1) > 4 * NEAR and 0 < len(copies) < len(names)
+    return factor if is_told_apart and abs(factor * wrong / np.sqrt(square) - 1) <= NEAR else None
+
+
+def _losses_apart(ranks: Ranks, layout: Layout, step: int) -> list[float]:
+    """Returns the losses of the ranks of a replica which have other ones of the same rows; [] where none has."""
+    losses = losses_of(ranks, step)
+    for replica in layout.replicas:
+        known = [value for rank in replica if (value := losses[rank]) is not None]
+        reads_same = not any(ranks[rank].divides_inputs for rank in replica)
+        if reads_same and len(known) == len(replica) and max(known) - min(known) > SAME * max(map(abs, known)):
+            return [float(f"{value:.6g}") for value in known]
+    return []
+
+
+def _elements_without_gradient(
+    names: Sequence[str], recorded: Mapping[str, Array], replayed: Mapping[str, Array]
+) -> tuple[str, int] | None:
+    """Returns (parameter, how many of its elements have no gradient on the ranks and one in one process), where that is
+    all that differs."""
+    found = []
+    size = norm_of_all(replayed, names)
+    for name in names:
+        left = (recorded[name] == 0) & (np.abs(replayed[name]) > NEAR * size / max(1, replayed[name].size))
+        if norm(np.where(left, 0.0, recorded[name] - replayed[name])) > NEAR * norm(replayed[name]):
+            return None
+        if left.any():
+            found.append((name, int(left.sum())))
+    return found[0] if found else None
