@@ -6,9 +6,12 @@ return has shapes alone, but torch computes these shapes in Python, in some 100 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -35,19 +38,24 @@ class AbsentModules:
         names = {module: name for name, module in model.named_modules()}
         self._modules = {names[module]: module for module in _outermost(model, model.get_submodule(reached))}
         self._outputs = outputs
+        self._forwards = {
+            name: partial(self._call, name, module, module.forward)
+            for name, module in self._modules.items()
+            if "forward" not in vars(module)
+        }
         self._objects: dict[int, Any] = {}  # those of attributes: alive, so that no other gets the number of one
+        self._known: dict[nn.Module, Attributes] = {}  # of a module that has not changed since
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """Lets these modules return what is remembered of a call with such arguments, while the block runs."""
-        replaced = {name: module for name, module in self._modules.items() if "forward" not in vars(module)}
-        for name, module in replaced.items():
-            vars(module)["forward"] = partial(self._call, name, module, module.forward)
+        for name, forward in self._forwards.items():
+            vars(self._modules[name])["forward"] = forward
         try:
             yield
         finally:
-            for module in replaced.values():
-                del vars(module)["forward"]
+            for name in self._forwards:
+                del vars(self._modules[name])["forward"]
 
     def _call(self, name: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with DisableTorchFunction():
@@ -75,6 +83,13 @@ class AbsentModules:
 
     def _attributes(self, module: nn.Module) -> tuple[Any, ...] | None:
         """Returns what the attributes of a module, and of those in it, hold; None where one is a tensor with values."""
+        if (known := self._known.get(module)) and known.are_unchanged():
+            return known.described
+        attributes = self._described(module)
+        self._known[module] = Attributes.of(module, attributes)
+        return attributes
+
+    def _described(self, module: nn.Module) -> tuple[Any, ...] | None:
         found: list[Any] = []
         for inner in module.modules():
             for name, value in vars(inner).items():
@@ -97,6 +112,30 @@ class AbsentModules:
             return type(item)
         self._objects[id(item)] = item
         return id(item)
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """The attributes of a module, and of those in it. places: what holds them: the modules' dicts, and the containers
+    in these. held: the objects that these held, alive, so that no other is one of them. described: as the key of a call
+    has them."""
+
+    places: Sequence[Collection[Any]]
+    held: Sequence[Any]
+    described: tuple[Any, ...] | None
+
+    @classmethod
+    def of(cls, module: nn.Module, described: tuple[Any, ...] | None) -> Attributes:
+        attributes = [vars(inner).values() for inner in module.modules()]
+        containers = [value for values in attributes for value in values if isinstance(value, (dict, *CONTAINERS))]
+        places = [*attributes, *(c.values() if isinstance(c, dict) else c for c in containers)]
+        return cls(places, [*chain.from_iterable(places)], described)
+
+    def are_unchanged(self) -> bool:
+        """Returns whether the same objects are there. No attribute's shape changes in place: they have no values."""
+        return sum(map(len, self.places)) == len(self.held) and all(
+            map(is_, chain.from_iterable(self.places), self.held)
+        )
 
 
 def _outermost(module: nn.Module, reached: nn.Module) -> Iterator[nn.Module]:
