@@ -1,4 +1,5 @@
-"""check --against: is a script in the working directory the same training as in a git revision, or with other packages?
+"""check --against: is a script in the working directory the same training as in a git revision, with other packages,
+other arguments, or on other ranks?
 
 Both sides are run in copies of the repository's folder that are made before either runs, so that neither sees what the
 other writes, and both read the same data. The revision's side has its tracked files.
@@ -15,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.commands.check import prepare_folder, record_script, words_of
-from samestep.commands.check_replay import LEVELS, copy_beside, copy_folder
+from samestep.commands.check import prepare_folder, record_script
 from samestep.commands.command_options import CheckOptions
+from samestep.commands.compared_sides import Side, first_run, second_run
 from samestep.commands.revision import Revision, find_revision
 from samestep.commands.side_environment import check_requirements, environment_with, inside, paths_of_copy
 from samestep.commands.user_sources import MOST_BYTES, read_sources
@@ -44,22 +45,6 @@ SITES = 2  # lines of each side
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a comparison. title: as it is named. top: its copy of the repository's folder. place: of the working
-    directory in `top`. python: that runs its ranks. script: '': that of the other side."""
-
-    title: str
-    top: Path
-    place: Path
-    python: str = sys.executable
-    script: str = ""
-
-    @property
-    def work(self) -> Path:
-        return self.top / self.place
-
-
-@dataclass(frozen=True)
 class Recording:
     """What a side has recorded, and the files from which its ranks have called torch."""
 
@@ -69,51 +54,43 @@ class Recording:
 
 
 def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
-    """Records a script as it is in `options.against`, or with the packages of `options.packages`, and as it is in the
-    working directory; compares the steps. words: as of check.
+    """Records a script as it is in `options.against`, with the packages of `options.packages`, on
+    `options.against_nproc` ranks or by `options.against_command`, and as it is in the working directory; compares the
+    steps. words: as of check.
 
     Raises UserError for a revision or packages that cannot be had, and TrainingFailed where a side fails.
     """
     if options.fix:
         raise UserError(message("fix_does_not_go_with_against"))
     check_requirements(options.packages)
-    command, script, arguments = words_of(options, words)
-    name, _, other_script = (options.against or "").partition(":")
-    revision = None if options.against is None else find_revision(name)
-    here = Path.cwd()
-    top = revision.top.resolve() if revision else here
-    place = here.resolve().relative_to(top)
-    if revision and not command:
-        other_script = _script_there(options, revision, other_script or script, place, given=bool(other_script))
+    second = second_run(options, words)
+    revision = None if options.against is None else find_revision(options.against.partition(":")[0])
+    first = first_run(options, second, revision)
+    top = revision.top.resolve() if revision else Path.cwd()
     started = time.time()
-    folder = prepare_folder(options, script, arguments)
+    folder = prepare_folder(options, second.script, second.arguments)
     if (folder / FIRST / PLAN).exists():
         raise UserError(f"{folder} holds the record of another check; give another folder with --out")
-    title = " ".join(
-        [revision.title if revision else script, *(["with", *options.packages] if options.packages else [])]
-    )
     with tempfile.TemporaryDirectory(prefix="samestep-against-") as temporary:
-        first = Side(title, _place_of(Path(temporary, FIRST), top, place), place, script=other_script)
-        second = Side(script, _place_of(Path(temporary, SECOND), top, place), place)
-        plan = ScriptPlan("", started, script, tuple(arguments), options.steps, module=options.module, weights=True)
-        for side in (first, second):
-            copy_folder(top, side.top, started, folder)
-            copy_beside(plan, side.work)
-            _remove_bytecode(side.top)
+        sides = [
+            Side.copied(*runs, Path(temporary, name), top=top, started=started, without=folder)
+            for runs, name in (((first, second), FIRST), ((second, first), SECOND))
+        ]
         if revision:
-            revision.place(first.top)
+            revision.place(sides[0].top)
+        pythons = [sys.executable, sys.executable]
         if options.packages:
-            first = replace(first, python=environment_with(options.packages, Path(temporary, "environment")))
+            pythons[0] = environment_with(options.packages, Path(temporary, "environment"))
         recordings = []
         try:
-            for side, name in ((first, FIRST), (second, SECOND)):
+            for side, name, python in zip(sides, (FIRST, SECOND), pythons):
                 out = folder / name
                 out.mkdir()
-                moved = replace(plan, out=str(out))
-                recordings.append(_recorded(options, moved, command, side, top))
+                plan = ScriptPlan(str(out), started, side.run.script, side.run.arguments, options.steps, weights=True)
+                recordings.append(_recorded(options, plan, side, top, python))
         finally:
             fork_client.close()
-        results = _compared(recordings, (first, second), top, revision, folder)
+        results = _compared(recordings, sides, top, revision, folder)
     if revision:
         results = replace(results, notes=[*results.notes, *revision.notes])
     results = with_english(results)
@@ -121,47 +98,9 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
     return results
 
 
-def _script_there(options: CheckOptions, revision: Revision, script: str, place: Path, *, given: bool) -> str:
-    """Returns a script's path in the working directory of a revision's copy. Raises UserError where the revision does
-    not have it. given: whether it was given with the revision."""
-    if options.module:
-        paths = [place / script.replace(".", "/") / "__main__.py", place / f"{script.replace('.', '/')}.py"]
-        is_here = any((revision.top / path).is_file() for path in paths)
-        if is_here and not any(path.as_posix() in revision.files for path in paths):
-            raise UserError(message("revision_without_script", revision=revision.title, script=script))
-        return script
-    # As git has it, a path is from the top of the repository; as it is typed for this command, from here.
-    here = Path(os.path.abspath(script))
-    paths = [Path(script)] if given else []
-    if here.is_relative_to(Path.cwd()):
-        paths.append(place / here.relative_to(Path.cwd()))
-    elif here.is_relative_to(revision.top):
-        paths.append(here.relative_to(revision.top))
-    found = next((path for path in paths if path.as_posix() in revision.files), None)
-    if found is None:
-        raise UserError(message("revision_without_script", revision=revision.title, script=script))
-    return os.path.relpath(found, place)
-
-
-def _place_of(folder: Path, top: Path, place: Path) -> Path:
-    """Returns where in a temporary folder a copy of `top` goes: with folders above the working directory, as these may
-    be named as '..'."""
-    above = max(LEVELS - len(place.parts), 0)
-    names = ["root", *["folder"] * LEVELS, *top.parts[1:]]
-    return Path(folder, *names[-above - 1 :])
-
-
-def _remove_bytecode(top: Path) -> None:
-    """Removes the links to folders of compiled modules: Python would write those of the copy there."""
-    for folder, names, _ in os.walk(top):
-        if "__pycache__" in names and (link := Path(folder, "__pycache__")).is_symlink():
-            link.unlink()
-
-
-def _recorded(
-    options: CheckOptions, plan: ScriptPlan, command: Sequence[str] | None, side: Side, top: Path
-) -> Recording:
-    """Records one side. Raises UserError where it has run the working directory's code in place of its own."""
+def _recorded(options: CheckOptions, plan: ScriptPlan, side: Side, top: Path, python: str) -> Recording:
+    """Records one side. python: that runs its ranks. Raises UserError where they have run the working directory's code
+    in place of the side's own."""
 
     def in_copy(word: str) -> str:
         path = Path(word)
@@ -170,20 +109,21 @@ def _recorded(
     given = os.environ.get("PYTHONPATH", "")
     search = [*paths_of_copy(top, side.top), *([given] if given else [])]
     variables = {"PYTHONPATH": os.pathsep.join(search)} if search else {}
-    if side.python != sys.executable:
-        variables["PATH"] = os.pathsep.join([str(Path(side.python).parent), os.environ.get("PATH", os.defpath)])
-    script = side.script or in_copy(plan.script)
-    plan = replace(plan, script=script, arguments=tuple(map(in_copy, plan.arguments)))
+    if python != sys.executable:
+        variables["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+    run = side.run
+    plan = replace(plan, script=in_copy(run.script), arguments=tuple(map(in_copy, run.arguments)), module=run.module)
     try:
         with inside(side.work, variables):
-            _, ranks, record = record_script(options, plan, command and [*map(in_copy, command)], side.python)
+            command = run.command and [*map(in_copy, run.command)]
+            _, ranks, record = record_script(replace(options, nproc=run.nproc), plan, command, python)
     except TrainingFailed as error:
-        raise TrainingFailed(message("side_fails", side=side.title, why=error.message)) from error
+        raise TrainingFailed(message("side_fails", side=run.title, why=error.message)) from error
     if variables:
         fork_client.close()  # the next side imports from elsewhere
     files = files_of(ranks)
     if foreign := next((file for file in files if Path(file).is_relative_to(top)), None):
-        raise UserError(message("side_ran_the_working_directory", side=side.title, file=foreign))
+        raise UserError(message("side_ran_the_working_directory", side=run.title, file=foreign))
     return Recording(ranks, record, read_sources(files))
 
 
@@ -195,7 +135,7 @@ def _is_below(path: Path, top: Path) -> bool:
 
 
 def _compared(
-    recordings: Sequence[Recording], sides: tuple[Side, Side], top: Path, revision: Revision | None, folder: Path
+    recordings: Sequence[Recording], sides: Sequence[Side], top: Path, revision: Revision | None, folder: Path
 ) -> DiffResults:
     first, second = recordings
     pair = RecordPair(first.ranks, second.ranks, first.record, second.record).with_matched_names()
@@ -205,8 +145,8 @@ def _compared(
     changes = _changes(sides, revision, found) if revision else []
     shown = [_in_place(finding, sides, top, revision) for finding in findings]
     return DiffResults(
-        first=sides[0].title,
-        second=sides[1].title,
+        first=sides[0].run.title,
+        second=sides[1].run.title,
         steps=pair.steps,
         answer=answer_of(findings),
         findings=shown,
@@ -214,7 +154,7 @@ def _compared(
         notes=_notes(pair, first_divergence(findings) is None),
         changes=changes[:SHOWN],
         more_changes=max(0, len(changes) - SHOWN),
-        against=sides[0].title,
+        against=sides[0].run.title,
         folder=str(folder),
     )
 
@@ -232,23 +172,26 @@ def _with_lines(finding: Finding, pair: RecordPair, recordings: Sequence[Recordi
     return replace(finding, sites=theirs.sites[:SITES], expected_sites=ours.sites[:SITES])
 
 
-def _in_place(finding: Finding, sides: tuple[Side, Side], top: Path, revision: Revision | None) -> Finding:
+def _in_place(finding: Finding, sides: Sequence[Side], top: Path, revision: Revision | None) -> Finding:
     """Returns a finding whose lines are those of the user's files, and of the revision's, not of their copies."""
     first, second = sides
 
-    def ours(site: CallSite) -> CallSite:
-        name = os.path.relpath(site.file, first.work)
-        return replace(site, file=f"{revision.name}:{name}") if revision else site
+    def in_revision(site: CallSite) -> CallSite:
+        return replace(site, file=f"{revision.name}:{os.path.relpath(site.file, first.work)}") if revision else site
 
-    def theirs(site: CallSite) -> CallSite:
+    def here(site: CallSite, side: Side) -> CallSite:
         path = Path(site.file)
-        return replace(site, file=str(top / path.relative_to(second.top))) if _is_below(path, second.top) else site
+        return replace(site, file=str(top / path.relative_to(side.top))) if _is_below(path, side.top) else site
 
-    expected = [ours(site) for site in finding.expected_sites] if revision else []
-    return replace(finding, sites=[theirs(site) for site in finding.sites], expected_sites=expected)
+    sites = [here(site, second) for site in finding.sites]
+    if revision:
+        return replace(finding, sites=sites, expected_sites=[in_revision(site) for site in finding.expected_sites])
+    # Both sides have the same files.
+    expected = [site for site in (here(site, first) for site in finding.expected_sites) if site not in sites]
+    return replace(finding, sites=sites, expected_sites=expected)
 
 
-def _changes(sides: tuple[Side, Side], revision: Revision, found: Finding | None) -> list[ChangedLines]:
+def _changes(sides: Sequence[Side], revision: Revision, found: Finding | None) -> list[ChangedLines]:
     """Returns the places that the two sides have otherwise, those that a finding is likely to come from first."""
     names = {*revision.files, *revision.tracked}
     for finding_site in (*(found.sites if found else ()), *(found.expected_sites if found else ())):
@@ -267,7 +210,7 @@ def _named(site: CallSite, top: Path) -> CallSite:
     return replace(site, file=os.path.relpath(site.file, top))
 
 
-def _texts(sides: tuple[Side, Side], names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _texts(sides: Sequence[Side], names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the texts of files that are not the same on both sides."""
     texts: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in names:
@@ -287,6 +230,8 @@ def _bytes(file: Path) -> bytes | None:
 
 def _notes(pair: RecordPair, same: bool) -> list[Message]:
     notes = []
+    if pair.on_other_ranks:
+        notes.append(message("compared_on_other_ranks", first=len(pair.first), second=len(pair.second)))
     if same:
         notes.append(message("what_was_compared", steps=pair.steps))
     return notes

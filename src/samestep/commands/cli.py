@@ -241,7 +241,7 @@ def check(
     or compare them with a git revision's. Exit 1 if something is wrong, 3 if nothing is but a proof needs more."""
     from samestep.report.check import show_check, show_diff
 
-    if options.against is not None or options.packages:
+    if options.compares:
         from samestep.commands.against import check_against
 
         compared = check_against(options, script)

@@ -354,8 +354,8 @@ class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
     ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
     part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
-    module's name. against: a git revision with which the steps are compared, in place of a replay; packages: of the
-    other side. out, deadline_s, stall_s: as of the other commands."""
+    module's name. against: a git revision with which the steps are compared, in place of a replay; packages,
+    against_nproc, against_command: of the other side. out, deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
@@ -374,6 +374,14 @@ class CheckOptions(Options):
         Option(
             metavar="REV[:SCRIPT]",
             help="Compare the steps with those of a git revision; SCRIPT: its path there, if it was moved.",
+        ),
+    ] = None
+    against_nproc: Annotated[int | None, Option(help="Compare with the steps of so many ranks.", min=1)] = None
+    against_command: Annotated[
+        str | None,
+        Option(
+            metavar="'SCRIPT ARGUMENTS'",
+            help="Compare with this, in place of what is typed: other arguments, -m MODULE, or a command.",
         ),
     ] = None
     packages: Annotated[
@@ -397,6 +405,12 @@ class CheckOptions(Options):
         float | None,
         Option("--stall", help="Seconds without progress after which the rank that hangs is named; 0: never.", min=0),
     ] = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether the steps are compared with those of another side."""
+        others = (self.against, self.against_nproc, self.against_command)
+        return bool(self.packages) or any(other is not None for other in others)
 
 
 @dataclass(frozen=True, kw_only=True)

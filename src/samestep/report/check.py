@@ -80,6 +80,7 @@ QUANTITIES: Mapping[str, Message] = {
     "loss": message("quantity_loss"),
     "setting of the optimizer": message("quantity_setting_of_the_optimizer"),
     "setting of the schedule": message("quantity_setting_of_the_schedule"),
+    "gradient before clipping": message("quantity_gradient_before_clipping"),
     "calls of set_epoch": message("quantity_calls_of_set_epoch"),
 }
 

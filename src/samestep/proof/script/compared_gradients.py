@@ -35,6 +35,8 @@ def gradients(pair: RecordPair) -> list[Finding]:
     step, gradient = _gradient(pair)
     if pair.since:
         return [gradient]
+    if gradient.answer == "right" and (hidden := _before_clipping(pair)):
+        step, gradient = hidden
     return [*_loss(pair, step, differ=gradient.answer == "differs"), gradient]
 
 
@@ -87,6 +89,24 @@ def _only_clipped(pair: RecordPair, number: int) -> bool:
     return off <= bound_of(pair, number) * (norm_of_all(first, names) or 1.0)
 
 
+def _before_clipping(pair: RecordPair) -> tuple[int, Finding] | None:
+    """Finds gradients that clipping alone makes the same: a loss that is twice as large, where each of these steps
+    reaches the limit. Later steps may not."""
+    for number in range(pair.steps):
+        first, second = pair.clipped(number)
+        names = shared_arrays(first, second)
+        off = {name: norm(first[name] - second[name]) for name in names}
+        if math.hypot(*off.values()) <= bound_of(pair, number) * (norm_of_all(first, names) or 1.0):
+            continue
+        name = max(names, key=lambda parameter: off[parameter])
+        expected, found = (message("a_norm", norm=norm(arrays[name])) for arrays in (first, second))
+        cause = message("clipping_hides_another_gradient")
+        what = "gradient before clipping"
+        said = differs("gradient", what, cause, step=number, tensor=name, expected=expected, found=found)
+        return number, said
+    return None
+
+
 def _cause(pair: RecordPair, number: int) -> Message:
     first, second = pair.steps_of_rank_0(number)
     if pair.since:
@@ -100,6 +120,8 @@ def _cause(pair: RecordPair, number: int) -> Message:
         return message("forward_draws_otherwise")
     if not pair.begins_alike(number):
         return message("other_gradient_after_close_weights")
+    if pair.normalises_by_rank:
+        return message("rows_normalised_by_rank")
     return message("same_steps_other_gradient") if number else message("same_weights_other_gradient")
 
 
@@ -115,7 +137,8 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
     last = min(number + 1, pair.steps) if differ else pair.steps
     counts = [tuple(len(step.micro_batches) for step in pair.steps_of_rank_0(each)) for each in range(last)]
     apart = next((each for each, (first, second) in enumerate(counts) if first != second), None)
-    if apart is not None and differ:
+    # On fewer ranks a script may accumulate more: the rows say whether it has.
+    if apart is not None and differ and not pair.on_other_ranks:
         first, second = counts[apart]
         cause = message("steps_of_other_micro_batches")
         what = "micro-batches of a step"
@@ -137,16 +160,18 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
         return [*said, Finding("loss", "right", message("other_losses_same_gradient"))]
     first_loss, second_loss = losses[others[0]]
     cause = message("same_rows_other_loss") if pair.begins_alike(others[0]) else message("later_loss_differs")
+    if pair.normalises_by_rank and not others[0]:
+        cause = message("rows_normalised_by_rank")
     return [*said, differs("loss", "loss", cause, step=others[0], expected=first_loss, found=second_loss)]
 
 
 def loss_of(ranks: Ranks, number: int) -> float | None:
-    """Returns the sum of what a step's losses are on all ranks; None where one is not known."""
+    """Returns the mean over ranks of the sum of each one's losses of a step; None where one is not known."""
     steps = [rank.steps[number] for rank in ranks]
     values = [value for step in steps for value in _values(step)]
     if not values or None in values:
         return None
-    return math.fsum(value for value in values if value is not None)
+    return math.fsum(value for value in values if value is not None) / len(ranks)
 
 
 def _values(step: StepRecord) -> list[float | None]:

@@ -14,12 +14,15 @@ from samestep.proof.script.compared_settings import clipping, order, precision, 
 from samestep.proof.script.compared_weights import averages, buffers, weights
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.matching import FROZEN, is_frozen
-from samestep.proof.script.record_pair import RecordPair
+from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, coarser_of, same_rates
 from samestep.proof.script.rows import trained
+from samestep.proof.script.step_gradients import Array, norm
 from samestep.records.script import Answer, Finding, Question, ScriptRecord
 
 ROWS = ("rows", "order")
+ADDED_UP = 1e-6  # relative: sums of parts, and of the whole
+BY_DRAWS = ("loss", "gradient", "clipping", "weights", "frozen weights")  # what dropout's masks change
 NEEDED = ("gradient", "rows", "rate")  # without these answers nothing is the same
 
 
@@ -68,7 +71,7 @@ def _compared(pair: RecordPair) -> list[Finding]:
     if pair.since:
         return [steps, _start(pair), _rows(pair), *gradients(pair), _resumed_rates(pair), _resumed_weights(pair)]
     of_steps = gradients(pair)
-    return [
+    findings = [
         steps,
         *precision(pair),
         _start(pair),
@@ -83,6 +86,16 @@ def _compared(pair: RecordPair) -> list[Finding]:
         *schedules(pair),
         *order(pair),
     ]
+    return [_unless_drawn(finding, pair) for finding in findings]
+
+
+def _unless_drawn(finding: Finding, pair: RecordPair) -> Finding:
+    """Returns a finding; an unknown one where what differs follows from random numbers of which each rank draws its
+    own."""
+    step = finding.divergence.step if finding.divergence else None
+    if step is None or finding.question not in BY_DRAWS or not pair.draws_by_rank(step):
+        return finding
+    return Finding(finding.question, "unknown", message("each_rank_draws_its_own", step=step))
 
 
 def answer_of(findings: Sequence[Finding]) -> Answer:
@@ -96,6 +109,8 @@ def answer_of(findings: Sequence[Finding]) -> Answer:
 def _start(pair: RecordPair) -> Finding:
     question: Question = "initial weights"
     first, second = pair.first[0], pair.second[0]
+    if pair.sharded and not pair.since:
+        return _sharded_start(pair)
     if not first.start or not second.start:
         return Finding(question, "unknown", message("records_without_whole_weights"))
     if apart := [(name, other) for other, name in pair.names.items() if is_frozen(name) != is_frozen(other)]:
@@ -122,6 +137,29 @@ def _start(pair: RecordPair) -> Finding:
         return Finding(question, "right", message("starts_the_same_renamed", parameters=parameters, renamed=others))
     said = message("second_starts_the_same", parameters=parameters, since=pair.resumed_since)
     return Finding(question, "right", said)
+
+
+def _sharded_start(pair: RecordPair) -> Finding:
+    """Compares the first weights of parameters of which each rank has recorded its part: by their sums."""
+    question: Question = "initial weights"
+    first, second = pair.weights(0, before=True)
+    if not first or not second:
+        return Finding(question, "unknown", message("records_without_whole_weights"))
+    if names := sorted(first.keys() ^ second.keys()):
+        cause = message("models_have_other_parameters", names=names)
+        return differs(question, "parameters", cause, tensor=names[0], expected=len(first), found=len(second))
+    shared = shared_arrays(first, second)
+    different = [name for name in first if name not in shared or _is_apart(first[name], second[name])]
+    if different:
+        cause = message("initial_weights_differ", different=len(different), parameters=len(first))
+        expected, found = (message("a_norm", norm=norm(arrays[different[0]])) for arrays in (first, second))
+        return differs(question, "initial weights", cause, tensor=different[0], expected=expected, found=found)
+    return Finding(question, "right", message("sharded_start_is_close", parameters=len(first)))
+
+
+def _is_apart(first: Array, second: Array) -> bool:
+    """Whether sums of weights differ by more than the order in which they were added up."""
+    return norm(first - second) > ADDED_UP * norm(first)
 
 
 def _weights_before(rank: ScriptRecord, step: int) -> Mapping[str, int]:
@@ -162,20 +200,38 @@ def _rows(pair: RecordPair) -> Finding:
         if missing or rows != rows_of_second:
             count = sum(missing.values())
             cause = message("rows_not_in_the_second", missing=count, rows=rows)
+            extra = _counted(second) - _counted(first)
             if pair.since:
                 cause = _why_other_rows(pair.first, step, second)
+            elif pair.on_other_ranks:
+                cause = _why_by_ranks(pair, rows, rows_of_second)
             return differs(
                 "rows",
                 "rows of all ranks",
                 cause,
                 step=step,
-                rank=next((rank for rank, of_rank in enumerate(first) if missing.keys() & {*of_rank}), None),
+                rank=_reader(missing, first) if missing else _reader(extra, second),
                 expected=message("rows_of_all_ranks", rows=rows),
                 found=message("rows_of_which_expected", rows=rows_of_second, expected=rows - count),
             )
         moved |= first != second
     said = message("rows_spread_otherwise") if moved else message("rows_on_the_same_ranks")
     return Finding("rows", "right", said)
+
+
+def _reader(rows: Counter[str], of_ranks: Sequence[Sequence[str]]) -> int | None:
+    """Returns the first rank that reads one of some rows."""
+    return next((rank for rank, of_rank in enumerate(of_ranks) if rows.keys() & {*of_rank}), None)
+
+
+def _why_by_ranks(pair: RecordPair, rows: int, rows_of_second: int) -> Message:
+    """Returns why another number of ranks trains other rows in a step."""
+    ranks = len(pair.first), len(pair.second)
+    if rows * ranks[1] == rows_of_second * ranks[0]:
+        return message(
+            "batch_grows_with_ranks", rows=rows, first=ranks[0], rows_of_second=rows_of_second, second=ranks[1]
+        )
+    return message("rows_go_by_ranks", first=ranks[0], second=ranks[1])
 
 
 def _held_otherwise(pair: RecordPair) -> bool:

@@ -12,7 +12,7 @@ from samestep.proof.script.findings import Ranks, common_steps
 from samestep.proof.script.matching import Names, matched, renamed, with_names
 from samestep.proof.script.step_gradients import Array, arrays_of_ranks, norm, norm_of_all, whole_gradients
 from samestep.records.record import Record
-from samestep.records.script import AFTER, AVERAGE, BEFORE, TAKEN, UNCLIPPED, StepRecord
+from samestep.records.script import AFTER, AVERAGE, BEFORE, STATISTICS, TAKEN, UNCLIPPED, StepRecord
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,27 @@ class RecordPair:
         """The step with which a resumed run begins; None where the second is not one."""
         return self.since or None
 
+    @property
+    def on_other_ranks(self) -> bool:
+        """Whether the two were recorded on other numbers of ranks."""
+        return len(self.first) != len(self.second)
+
+    def draws_by_rank(self, number: int) -> bool:
+        """Whether a forward up to this step draws random numbers, of which other numbers of ranks draw others."""
+        ranks = (*self.first, *self.second)
+        return self.on_other_ranks and any(any(rank.randoms.draws[: number + 1]) for rank in ranks)
+
+    @property
+    def normalises_by_rank(self) -> bool:
+        """Whether BatchNorm may see other rows at once, as the ranks have other ones."""
+        names = (*self.first[0].buffers, *self.second[0].buffers)
+        return self.on_other_ranks and any(name.rpartition(".")[2] in STATISTICS for name in names)
+
+    @property
+    def sharded(self) -> set[str]:
+        """The names of the parameters of which each rank has recorded its part, on one side or on both."""
+        return {name for ranks in (self.first, self.second) for rank in ranks for name in rank.steps[0].shards}
+
     def with_matched_names(self) -> RecordPair:
         """Returns the pair with the first recording's names for the second's parameters, where these are others."""
         start = self.first[0].start, self.second[0].start
@@ -72,8 +93,12 @@ class RecordPair:
 
     def unclipped(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the gradients of these steps as they were before anything was clipped."""
-        taken, before = self.taken(number), self._arrays(UNCLIPPED, number)
+        taken, before = self.taken(number), self.clipped(number)
         return {**taken[0], **before[0]}, {**taken[1], **before[1]}
+
+    def clipped(self, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns the gradients of these steps that a function of torch's then clipped, as they were before that."""
+        return self._arrays(UNCLIPPED, number)
 
     def weights(self, number: int, before: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the sums of the weights after these steps; none where they were not recorded. before: before the
