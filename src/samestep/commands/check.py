@@ -57,7 +57,16 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
     folder = prepare_folder(options, script, arguments)
     keep = options.replay and options.nproc > 1
-    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep, module=options.module)
+    plan = ScriptPlan(
+        out=str(folder),
+        started_at=time.time(),
+        script=script,
+        arguments=tuple(arguments),
+        steps=options.steps,
+        keep=keep,
+        module=options.module,
+        weights=not options.replay,  # such a record is one to compare with
+    )
     try:
         plan, ranks, record = record_script(options, plan, command)
         sources = read_sources(files_of(ranks))

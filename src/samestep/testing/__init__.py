@@ -1,4 +1,5 @@
-"""A pytest plugin: `@ranks(2)` runs a test in two processes with a torch.distributed process group.
+"""A pytest plugin: `@ranks(2)` runs a test in two processes with a torch.distributed process group, and `same_training`
+says of a script that its training is as it was.
 
     from samestep.testing import ranks
 
@@ -18,6 +19,7 @@ import pytest
 
 if TYPE_CHECKING:
     from samestep.testing.run_on_ranks import Pool
+    from samestep.testing.same_training import SameTraining
 
 __all__ = ["ranks"]
 MARK = "samestep_ranks"  # not 'ranks', which may be a mark of the project's own: pytest loads this plugin everywhere
@@ -59,6 +61,11 @@ def ranks(
     return mark(given[0], threads=threads is not None, backend=backend, timeout=float(timeout))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "write the records of same_training(…, record=FOLDER) anew"
+    parser.getgroup("samestep").addoption("--samestep-update", action="store_true", help=what)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     what = "runs a test on several ranks of a torch.distributed process group; write @samestep.testing.ranks(2)"
     config.addinivalue_line("markers", f"{MARK}: {what}")
@@ -90,3 +97,11 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     if rank is None:
         pytest.fail("shared_tmp_path is for tests with @ranks; use tmp_path here", pytrace=False)
     return Path(rank.test.shared_folder)
+
+
+@pytest.fixture
+def same_training(request: pytest.FixtureRequest, tmp_path: Path) -> SameTraining:
+    """Fails where a script's training is not that of a git revision, or of a stored record; see docs/testing.md."""
+    from samestep.testing.same_training import SameTraining
+
+    return SameTraining(request.config.rootpath, tmp_path, request.config.getoption("--samestep-update"))
