@@ -39,14 +39,14 @@ class Refactored:
     arguments: str
 
 
-def _edits(rows: list[dict[str, str]]) -> Edits:
-    return tuple((row["file"], row["old"], row["new"]) for row in rows)
+def edits_of(rows: list[dict[str, str]]) -> Edits:
+    return tuple((row.get("file", ""), row["old"], row["new"]) for row in rows)
 
 
 def _planted(row: dict[str, Any]) -> Planted:
     return Planted(
         row["name"],
-        _edits(row["edits"]),
+        edits_of(row["edits"]),
         tuple(row["questions"]),
         row["line"],
         step=row.get("step"),
@@ -56,10 +56,10 @@ def _planted(row: dict[str, Any]) -> Planted:
 
 def _refactored(row: dict[str, Any]) -> Refactored:
     moves = tuple((old, new) for old, new in row.get("moves", []))
-    return Refactored(row["name"], _edits(row.get("edits", [])), moves=moves, arguments=row.get("arguments", ""))
+    return Refactored(row["name"], edits_of(row.get("edits", [])), moves=moves, arguments=row.get("arguments", ""))
 
 
 _read = tomllib.loads((Path(__file__).parent / "changes.toml").read_text(encoding="utf-8"))
-NOISE = _edits(_read["noise"])  # changes nothing, beside each planted change
+NOISE = edits_of(_read["noise"])  # changes nothing, beside each planted change
 PLANTED = tuple(map(_planted, _read["planted"]))
 REFACTORED = tuple(map(_refactored, _read["refactored"]))

@@ -87,6 +87,13 @@ def test_what_other_ranks_or_another_strategy_change_is_named(
 
 
 @pytest.mark.check
+def test_what_a_script_does_not_seed_begins_alike_on_both_sides(tmp_path: Path) -> None:
+    seeded = ("    torch.manual_seed(0)\n", "")
+    code, results = compared(tmp_path / "project", *DDP, "strategies.py", edit=seeded)
+    assert code == 0, results.findings
+
+
+@pytest.mark.check
 def test_dropout_on_other_ranks_is_not_judged(tmp_path: Path) -> None:
     code, results = compared(tmp_path / "project", *ONE_RANK, "strategies.py", "--dropout", "0.1")
     answers = {finding.question: finding.message.id for finding in results.findings if finding.answer == "unknown"}

@@ -57,7 +57,7 @@ def test_the_environment_of_a_replay_has_one_rank(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(groups, "rendezvous", groups.rendezvous)
     found = []
     player: Any = SimpleNamespace(ranks=2)
-    OwnRanks(World(0, 1), player)._run(lambda: found.append(os.environ["WORLD_SIZE"]), _read, 2)
+    OwnRanks(World(0, 1), player, None)._run(lambda: found.append(os.environ["WORLD_SIZE"]), _read, 2)
     assert found == ["1"]
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.commands.check import prepare_folder, record_script
+from samestep.commands.check import SEED, prepare_folder, record_script
 from samestep.commands.command_options import CheckOptions
 from samestep.commands.compared_sides import Side, first_run, second_run
 from samestep.commands.revision import Revision, find_revision
@@ -86,7 +86,8 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
             for side, name, python in zip(sides, (FIRST, SECOND), pythons):
                 out = folder / name
                 out.mkdir()
-                plan = ScriptPlan(str(out), started, side.run.script, side.run.arguments, options.steps, weights=True)
+                run = side.run
+                plan = ScriptPlan(str(out), started, run.script, run.arguments, options.steps, weights=True, seed=SEED)
                 recordings.append(_recorded(options, plan, side, top, python))
         finally:
             fork_client.close()
@@ -109,6 +110,8 @@ def _recorded(options: CheckOptions, plan: ScriptPlan, side: Side, top: Path, py
     given = os.environ.get("PYTHONPATH", "")
     search = [*paths_of_copy(top, side.top), *([given] if given else [])]
     variables = {"PYTHONPATH": os.pathsep.join(search)} if search else {}
+    # The order of a set's texts is drawn by each process.
+    variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")
     if python != sys.executable:
         variables["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
     run = side.run
@@ -119,7 +122,7 @@ def _recorded(options: CheckOptions, plan: ScriptPlan, side: Side, top: Path, py
             _, ranks, record = record_script(replace(options, nproc=run.nproc), plan, command, python)
     except TrainingFailed as error:
         raise TrainingFailed(message("side_fails", side=run.title, why=error.message)) from error
-    if variables:
+    if search:
         fork_client.close()  # the next side imports from elsewhere
     files = files_of(ranks)
     if foreign := next((file for file in files if Path(file).is_relative_to(top)), None):

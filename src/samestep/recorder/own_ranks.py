@@ -34,10 +34,10 @@ LIBRARIES = ("torch", "multiprocessing", "samestep")
 OPEN_GROUP = "init_process_group"
 
 
-def patch_own_ranks(world: World, player: ReplayPlayer | None) -> None:
+def patch_own_ranks(world: World, player: ReplayPlayer | None, seed: int | None) -> None:
     """Makes spawn() and Process.start() run their function here, as this rank. player: whose replay ends where the
-    function knows another number of ranks than 1."""
-    ranks = OwnRanks(world, player)
+    function knows another number of ranks than 1. seed: of what the script does not seed; None: from the system."""
+    ranks = OwnRanks(world, player, seed)
     for name in ("spawn", "start_processes"):
         ranks.patch_spawn(name)
     ranks.patch_start()
@@ -46,8 +46,8 @@ def patch_own_ranks(world: World, player: ReplayPlayer | None) -> None:
 class OwnRanks:
     """The ranks of one script, of which this process is one."""
 
-    def __init__(self, world: World, player: ReplayPlayer | None) -> None:
-        self._world, self._player = world, player
+    def __init__(self, world: World, player: ReplayPlayer | None, seed: int | None) -> None:
+        self._world, self._player, self._seed = world, player, seed
         self._rendezvous = {name: os.environ.get(name) for name in RENDEZVOUS}
         self._started = 0  # processes that the script has started as its ranks
         self._ranks = 0  # that they have been told of
@@ -106,7 +106,7 @@ class OwnRanks:
         if self._player:
             os.environ["WORLD_SIZE"] = "1"  # which the script may have set for the processes that it starts
         self._patch_group()
-        seed_anew()  # a spawned process does not inherit the random state
+        seed_anew(self._seed)  # a spawned process does not inherit the random state
         call()
 
     def _patch_group(self) -> None:

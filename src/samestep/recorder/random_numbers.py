@@ -44,12 +44,12 @@ def set_random_states(states: Sequence[Tensor]) -> None:
         torch.cuda.set_rng_state(states[1])
 
 
-def seed_anew() -> None:
-    """Seeds this process's random numbers as those of a new process are: from the system."""
-    random.seed()
-    torch.seed()
+def seed_anew(seed: int | None = None) -> None:
+    """Seeds this process's random numbers: as those of a new process, from the system, or by a number."""
+    random.seed(seed)
+    torch.seed() if seed is None else torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+        numpy.random.seed(seed)
 
 
 def state_digests() -> dict[str, str]:

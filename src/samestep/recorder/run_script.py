@@ -84,8 +84,10 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         played.attach()
     recorder.talks.attach()
     recorder.attach()
-    patch_own_ranks(record.world, played)
-    seed_anew()  # a forked rank has the random state of all others
+    # Other random numbers on each rank, as of processes that a script does not seed.
+    seed = None if plan.seed is None else plan.seed + record.world.rank
+    patch_own_ranks(record.world, played, seed)
+    seed_anew(seed)  # a forked rank has the random state of all others
     try:
         with _recording_a_failure(recorder, folder):
             _run(plan)

@@ -80,7 +80,8 @@ class ScriptPlan:
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
     keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
-    script is a module's name, as for python -m. weights: whether to record sums of the weights after each step.
+    script is a module's name, as for python -m. weights: whether to record sums of the weights after each step. seed:
+    of what the script does not seed, on rank 0, and one more on each next rank; None: from the system.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
@@ -95,6 +96,7 @@ class ScriptPlan:
     ranks: int = 0
     module: bool = False
     weights: bool = False
+    seed: int | None = None
 
 
 # What happens in the steps

@@ -20,7 +20,7 @@ UNKNOWN = 3  # the exit code where nothing differs, but not all could be judged
 
 @dataclass(frozen=True)
 class SameTraining:
-    """Says of a script that its training is as it was. root: the working directory. temporary: a folder for the records.
+    """Says of a script that its training is as it was. root: the working directory. temporary: a folder for records.
     update: whether to write the records that are compared with, in place of comparing."""
 
     root: Path

@@ -1,0 +1,187 @@
+"""Compares public scripts with what they were: their own histories, planted changes of the training, and refactorings.
+
+    python benchmarks/against_public.py --checkouts FOLDER [--only WORDS] [--out FOLDER]
+
+FOLDER/OWNER+NAME is a git repository with the commits that tests/against/public.toml names. Each change is made in a
+git repository of its own, of the script as tests/recorder/public_scripts runs it, and `samestep check --against main`
+compares the working directory with the commit. Right is: exit code 0 where the training is the same; 1, and a first
+difference of one of the change's questions, where it is not.
+
+--out keeps rows.jsonl, a line for each change (lines that --only leaves out stay), and table.md. Exit code 1 where one
+is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from against.changes import Edits, edits_of, tomllib
+from against.plant import change, first_change, git, named_by, results_of
+from recorder.public import edited as with_sizes
+from recorder.public import server, taken
+from recorder.public_scripts import CASES
+from recorder.public_scripts.case import Case
+
+CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
+PATIENCE_S = 300
+STEPS = "4"
+KINDS = ("history", "planted", "refactored")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a public script. questions: one of which names it; none where it leaves the training as it is.
+    commits: before and after it, of a change of the repository's history."""
+
+    kind: str
+    script: str
+    name: str
+    questions: tuple[str, ...]
+    edits: Edits = ()
+    commits: tuple[str, ...] = ()
+    arguments: str | None = None
+    nproc: int = 2
+
+
+def changes() -> list[Change]:
+    rows = tomllib.loads(CHANGES.read_text(encoding="utf-8"))
+    return [
+        Change(
+            kind,
+            row["script"],
+            row["name"],
+            tuple(row.get("questions", ())),
+            edits=edits_of(row.get("edits", [])),
+            commits=tuple(row.get("commits", ())),
+            arguments=row.get("arguments"),
+            nproc=row.get("nproc", 2),
+        )
+        for kind in KINDS
+        for row in rows.get(kind, [])
+    ]
+
+
+def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
+    """Commits the script as it was, and leaves it as it is after the change."""
+    folder.mkdir(parents=True)
+    before = case if not changed.commits else dataclasses.replace(case, commit=changed.commits[0])
+    taken(before, checkouts, folder)
+    with_sizes(case, folder, (*case.sizes, *case.edits) if not changed.commits else ())
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "as it was")
+    if changed.commits:
+        for path in folder.iterdir():
+            if path.name != ".git":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        taken(dataclasses.replace(case, commit=changed.commits[1]), checkouts, folder)
+        git(folder, "add", "-A")
+    change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits))
+    if case.prepare:
+        case.prepare(folder)
+
+
+def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict[str, Any]:
+    made(case, changed, checkouts, folder)
+    cwd = folder / case.cwd
+    words = ["check", "--against", "main", "--nproc", str(changed.nproc), "--steps", STEPS, "--json", *case.options]
+    words += ["--launcher", "fork"]
+    words += ["-m", case.module] if case.module else [os.path.relpath(folder / case.script, cwd)]
+    words += case.arguments if changed.arguments is None else changed.arguments.split()
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "samestep", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=os.environ | dict(case.env) | {"COLUMNS": "200"},
+    )
+    row: dict[str, Any] = {"kind": changed.kind, "script": changed.script, "name": changed.name}
+    row |= {"commits": [*changed.commits], "code": done.returncode, "seconds": round(time.monotonic() - began, 1)}
+    if done.returncode not in (0, 1, 3) or not done.stdout.startswith("{"):
+        return {**row, "right": False, "error": done.stderr[-600:]}
+    results = results_of(done.stdout)
+    first, question, place = results.first_divergence, named_by(results), first_change(results)
+    row |= {"answer": results.answer, "steps": results.steps, "question": question}
+    row["unknown"] = [f.question for f in results.findings if f.answer == "unknown"]
+    row["bitwise"] = "gradients_bitwise_the_same" in [f.message.id for f in results.findings]
+    if first:
+        found = next(finding for finding in results.findings if finding.divergence == first)
+        row |= {"step": first.step, "tensor": first.tensor, "expected": str(first.expected), "found": str(first.found)}
+        row["both sides"] = bool(found.sites and found.expected_sites)
+        row["told"] = place.text if place else ""
+    right = question in changed.questions if changed.questions else done.returncode == 0
+    return {**row, "right": right, "caught": done.returncode == 1}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| kind | script | change | answer | first difference | at step | right |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        step = "" if row.get("step") is None else row["step"]
+        answer, right = row.get("answer", "failed"), "yes" if row["right"] else "no"
+        said = [row["kind"], row["script"], row["name"], answer, row.get("question", ""), step, right]
+        lines.append(f"| {' | '.join(map(str, said))} |")
+    counts = []
+    for kind in KINDS:
+        of_kind = [row for row in rows if row["kind"] == kind]
+        counts.append(f"{kind}: {sum(row['right'] for row in of_kind)} of {len(of_kind)} right")
+    seconds = sorted(row["seconds"] for row in rows) or [0]
+    return "\n".join([*lines, "", f"{'; '.join(counts)}. Median {seconds[len(seconds) // 2]} s a comparison.", ""])
+
+
+def written(rows: Sequence[Mapping[str, Any]], asked: Sequence[Change], out: Path) -> None:
+    """Writes the rows, with those that the folder has of other changes, in the order of public.toml."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "rows.jsonl"
+    kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    of = {(row["kind"], row["script"], row["name"]): row for row in [*kept, *rows]}
+    order = [(each.kind, each.script, each.name) for each in asked]
+    all_rows = [of[key] for key in order if key in of]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in all_rows))
+    (out / "table.md").write_text(table(all_rows))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkouts", type=Path, required=True, help="folder of the repositories, each OWNER+NAME")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    asked = changes()
+    cases = {case.name: case for case in CASES}
+    chosen = [each for each in asked if options.only in f"{each.kind} {each.script} {each.name}"]
+    rows: list[dict[str, Any]] = []
+    for kind in dict.fromkeys((cases[each.script].before, bool(cases[each.script].packages)) for each in chosen):
+        with server(*kind), tempfile.TemporaryDirectory(prefix="samestep-public-") as temporary:
+            for number, each in enumerate(chosen):
+                case = cases[each.script]
+                if (case.before, bool(case.packages)) != kind:
+                    continue
+                row = compared(case, each, options.checkouts, Path(temporary, str(number), "project"))
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                if options.out:
+                    written(rows, asked, options.out)
+    print(table(rows))
+    return int(not all(row["right"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
