@@ -7,7 +7,7 @@
 Each trial runs tests/launch/monitored.py under torchrun on two processes; its fault is rank 1's. A hang is right when
 the sentence begins with the right rank, names the marked line, and comes at most 10 seconds after the limit; any other
 fault, when its sentence is said and no other; a healthy training, when none is. --cost trains a loop with and without
-the monitor in turn, and prints the ratio of the times that its steps took. --healthy trains for so many seconds.
+the monitor in turn, so many times, and prints the ratio of its steps' times. --healthy trains for so many seconds.
 
 Prints the table; --out keeps a line of trials.jsonl for each trial. Trials that are kept there count: --upto 20 adds
 those that a fault lacks to 20, so that a record can be made in pieces. Exit code 1 when a trial is not right.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import statistics
 import subprocess
@@ -51,6 +52,7 @@ FAULTS: dict[str, tuple[str, str, int]] = {
     "evaluation": ("", "", 12),
 }
 STEP_S = {"leak": 0.05, "none": 0.04}
+STEPS_OF_CLOCK = {0.0: 5000, 0.015: 500}  # what a step computes beside its model, in seconds -> how many steps
 HANGS = ("sleep", "loop", "lock", "dataset", "worker", "early", "stop", "branch")
 USAGE = re.compile("used |the whole machine|samples: |the command is ended|ended \\d+ process")
 
@@ -105,25 +107,31 @@ def trial(fault: str, steps: int | None = None) -> Trial:
     return Trial(fault, done.returncode, said, late_s, round(time.time() - began, 1))
 
 
-def step_ms(monitored: bool, steps: int) -> float:
+def step_ms(monitored: bool, steps: int, step_s: float) -> float:
     """Trains a loop with the monitor or without; returns the milliseconds that a step took, by its own clock."""
     with tempfile.TemporaryDirectory() as folder:
-        command = launch("clock", steps, 0.0)
+        command = launch("clock", steps, step_s)
         if monitored:
             command = [sys.executable, "-m", "samestep", "monitor", "--out", "out", "--", *command]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=True)
     return float(re.findall(r"a step took (\S+) ms", done.stdout)[0])
 
 
-def cost(pairs: int, steps: int = 1000) -> dict[str, object]:
-    """Trains with and without the monitor in turn."""
-    with_it, without = [], []
+def cost(pairs: int, kept: Path | None) -> None:
+    """Trains with and without the monitor in turn: a loop of as short steps as there are, and one that computes."""
+    found: dict[float, dict[bool, list[float]]] = {step_s: {True: [], False: []} for step_s in STEPS_OF_CLOCK}
     for pair in range(pairs):
-        for monitored in (True, False) if pair % 2 else (False, True):
-            (with_it if monitored else without).append(step_ms(monitored, steps))
-    ratios = [one / other for one, other in zip(with_it, without)]
-    print(f"a step: {statistics.median(without):.3f} ms; with the monitor times {statistics.median(ratios):.4f}")
-    return {"with_ms": with_it, "without_ms": without, "ratios": ratios}
+        for step_s, steps in STEPS_OF_CLOCK.items():
+            for monitored in (True, False) if pair % 2 else (False, True):
+                found[step_s][monitored].append(step_ms(monitored, steps, step_s))
+        for took in found.values():
+            ratios = [one / other for one, other in zip(took[True], took[False])]
+            draws = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+            without = statistics.median(took[False])
+            text = f"a step of {without:.3f} ms: times {statistics.median(ratios):.4f} with the monitor"
+            print(f"{text}, {draws[50]:.4f} to {draws[-51]:.4f} in 95 of 100 draws of {len(ratios)} pairs", flush=True)
+        if kept:
+            kept.write_text(json.dumps([{"step_s": s, "with": t[True], "without": t[False]} for s, t in found.items()]))
 
 
 def main() -> None:
@@ -138,9 +146,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
     if options.cost:
-        measured = cost(options.cost)
-        if options.out:
-            (options.out / "cost.json").write_text(json.dumps(measured) + "\n")
+        cost(options.cost, options.out / "cost.json" if options.out else None)
         return
     if options.healthy:
         done = trial("none", steps=int(options.healthy / 0.045))

@@ -28,6 +28,7 @@ STEP_S = float(ARGUMENTS[2]) if len(ARGUMENTS) > 2 else 0.0
 AT = 6  # the step of the fault
 ROWS = 4
 LEAKED: list[torch.Tensor] = []
+WORK = torch.ones(256, 256)
 
 
 def told(fault):
@@ -85,6 +86,8 @@ def fail(step, rank):
 
 
 def main(rank=None, size=2):
+    if FAULT == "unready" and os.environ.get("RANK") == "1":
+        raise ValueError("no data")  # at: unready
     if rank is None:
         dist.init_process_group("gloo")
     else:
@@ -112,7 +115,11 @@ def main(rank=None, size=2):
             until = time.monotonic() + 12
             while time.monotonic() < until:
                 spin()
-        time.sleep(STEP_S)
+        if FAULT == "clock":
+            for _ in range(round(1000 * STEP_S)):  # about a millisecond each
+                WORK @ WORK
+        else:
+            time.sleep(STEP_S)
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()

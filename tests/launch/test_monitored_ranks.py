@@ -80,6 +80,7 @@ def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
     ("fault", "says"),
     [
         ("error", "rank 1 failed first: ValueError: a wrong row, at monitored.py:"),
+        ("unready", "rank 1 failed first: ValueError: no data, at monitored.py:"),  # before its process group
         ("kill", "rank 1 ended first, after 6 optimizer steps, without an exception"),
     ],
 )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from samestep.world import heartbeat
-from samestep.world.heartbeat import BACKWARD, LOADING, NONE, Heartbeat, Pulse
+from samestep.world.heartbeat import BACKWARD, LOADING, NONE, Clocks, Heartbeat, Pulse
 
 
 def test_another_process_reads_what_a_rank_writes(tmp_path: Path) -> None:
@@ -26,8 +26,12 @@ def test_another_process_reads_what_a_rank_writes(tmp_path: Path) -> None:
     writer.row(NONE)
     writer.step(8)
     assert heartbeat.read(path) == Pulse(4, BACKWARD, 8, 1, {})
+    for first in (True, False):
+        writer.loaded(30, 10, workers=2, prefetch=4, first=first)
+    clocks = Clocks(workers=2, prefetch=4, loading_ns=60, loading_cpu_ns=20, first_ns=30)
+    assert heartbeat.read(path) == Pulse(4, BACKWARD, 8, 1, {}, clocks)
     writer.build()
-    assert heartbeat.read(path) == Pulse(5, heartbeat.BUILDING, NONE, 0, {})
+    assert heartbeat.read(path) == Pulse(5, heartbeat.BUILDING, NONE, 0, {}, clocks)
 
 
 def test_a_forked_loader_worker_has_a_slot_of_its_own(tmp_path: Path) -> None:
