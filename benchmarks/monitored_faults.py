@@ -19,6 +19,7 @@ import argparse
 import json
 import random
 import re
+import select
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,8 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "launch" / "monitored.py"
@@ -52,7 +55,7 @@ FAULTS: dict[str, tuple[str, str, int]] = {
     "evaluation": ("", "", 12),
 }
 STEP_S = {"leak": 0.05, "none": 0.04}
-STEPS_OF_CLOCK = {0.0: 5000, 0.015: 500}  # what a step computes beside its model, in seconds -> how many steps
+STEPS_OF_CLOCK = {0.0: 2000, 0.015: 300}  # what a step computes beside its model, in seconds -> how many steps
 HANGS = ("sleep", "loop", "lock", "dataset", "worker", "early", "stop", "branch")
 USAGE = re.compile("used |the whole machine|samples: |the command is ended|ended \\d+ process")
 
@@ -107,31 +110,59 @@ def trial(fault: str, steps: int | None = None) -> Trial:
     return Trial(fault, done.returncode, said, late_s, round(time.time() - began, 1))
 
 
-def step_ms(monitored: bool, steps: int, step_s: float) -> float:
-    """Trains a loop with the monitor or without; returns the milliseconds that a step took, by its own clock."""
+@dataclass(frozen=True)
+class Clock:
+    """What a step of rank 0 took. cpu_ms: of these, on a processor, all its threads together. monitor_ms: that the
+    command samestep monitor itself was on a processor in the time of a step."""
+
+    wall_ms: float
+    cpu_ms: float
+    monitor_ms: float | None
+
+
+def clock(monitored: bool, steps: int, step_s: float) -> Clock:
+    """Trains a loop with the monitor or without."""
     with tempfile.TemporaryDirectory() as folder:
         command = launch("clock", steps, step_s)
         if monitored:
             command = [sys.executable, "-m", "samestep", "monitor", "--out", "out", "--", *command]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=True)
-    return float(re.findall(r"a step took (\S+) ms", done.stdout)[0])
+        process = psutil.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        looks, started = list[tuple[float, float]](), Path(folder) / "hung"
+        assert process.stdout
+        while process.poll() is None and not select.select([process.stdout], [], [], 0.1)[0]:
+            if started.exists():
+                times = process.cpu_times()
+                looks.append((time.monotonic(), times.user + times.system))
+        output = process.communicate()[0]
+    wall_ms, cpu_ms = map(float, re.findall(r"a step took (\S+) ms, of these (\S+) on", output)[0])
+    if not monitored:
+        return Clock(wall_ms, cpu_ms, None)
+    share = (looks[-1][1] - looks[0][1]) / (looks[-1][0] - looks[0][0])
+    return Clock(wall_ms, cpu_ms, share * wall_ms)
 
 
 def cost(pairs: int, kept: Path | None) -> None:
     """Trains with and without the monitor in turn: a loop of as short steps as there are, and one that computes."""
-    found: dict[float, dict[bool, list[float]]] = {step_s: {True: [], False: []} for step_s in STEPS_OF_CLOCK}
+    found: dict[float, list[tuple[Clock, Clock]]] = {step_s: [] for step_s in STEPS_OF_CLOCK}
     for pair in range(pairs):
         for step_s, steps in STEPS_OF_CLOCK.items():
-            for monitored in (True, False) if pair % 2 else (False, True):
-                found[step_s][monitored].append(step_ms(monitored, steps, step_s))
+            first = clock(pair % 2 == 0, steps, step_s)
+            second = clock(pair % 2 == 1, steps, step_s)
+            found[step_s].append((first, second) if pair % 2 == 0 else (second, first))
         for took in found.values():
-            ratios = [one / other for one, other in zip(took[True], took[False])]
-            draws = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
-            without = statistics.median(took[False])
-            text = f"a step of {without:.3f} ms: times {statistics.median(ratios):.4f} with the monitor"
-            print(f"{text}, {draws[50]:.4f} to {draws[-51]:.4f} in 95 of 100 draws of {len(ratios)} pairs", flush=True)
+            print(f"{len(took)} pairs, a step of {statistics.median(other.wall_ms for _, other in took):.3f} ms:")
+            print_ratio("  its time", [one.wall_ms / other.wall_ms for one, other in took])
+            print_ratio("  on a processor", [one.cpu_ms / other.cpu_ms for one, other in took])
+            print_ratio("  of a core, the command", [(one.monitor_ms or 0.0) / one.wall_ms for one, _ in took])
         if kept:
-            kept.write_text(json.dumps([{"step_s": s, "with": t[True], "without": t[False]} for s, t in found.items()]))
+            pairs_of = {step_s: [[asdict(one), asdict(other)] for one, other in took] for step_s, took in found.items()}
+            kept.write_text(json.dumps(pairs_of) + "\n")
+
+
+def print_ratio(what: str, ratios: list[float]) -> None:
+    draws = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(2000))
+    text = f"{what}: {statistics.median(ratios):.4f}, {draws[50]:.4f} to {draws[-51]:.4f} in 95 of 100 draws"
+    print(text, flush=True)
 
 
 def main() -> None:
