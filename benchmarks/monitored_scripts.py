@@ -343,7 +343,7 @@ def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial
     """Runs one training under the monitor to its end."""
     script, fault = SCRIPTS[script_name], FAULTS[name]
     at = random.Random(f"{script_name} {name} {number}").randint(4, 25)
-    steps = str(-(-(160 if fault.long else 40) // script.steps_of))
+    steps = str(-(-(240 if fault.long else 40) // script.steps_of))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         line = plant(script, name, folder, repositories, steps)
