@@ -82,10 +82,10 @@ def hook(model):
 
 
 def keep():
-    """Keeps 4 MiB of each batch, in the loader worker of one rank; a row takes a while."""
+    """Keeps 8 MiB of each batch, in the loader worker of one rank; a row takes a while."""
     time.sleep(ROW_S)
     if rank() == 1:
-        KEPT.append(b"x" * ((4 << 20) // ROWS))
+        KEPT.append(b"x" * ((8 << 20) // ROWS))
 
 
 def read():
