@@ -41,7 +41,7 @@ class Script:
     folder: in the repositories; files: of it that are copied. edits: file -> what is replaced so that it trains on two
     CPU processes. step, row: where a line is inserted: the file, and the line before which. model: its name there.
     launch: after `python`; {steps} are trained or a few more. steps_of: what {steps} is divided by. rows: of a batch.
-    workers: a file, and what is replaced there so that its loader has one. without: faults that it cannot have.
+    workers: a file, and what is replaced there so that its loader has two. without: faults that it cannot have.
     """
 
     folder: str
@@ -58,7 +58,7 @@ class Script:
 
 
 NEED_A_LOADER = ("row", "worker", "slow_data", "loader_bound", "leak", "copy_on_write")
-PIN, WORKER = "pin_memory=True,", "num_workers=1, persistent_workers=True,"
+PIN, WORKER = "pin_memory=True,", "num_workers=2, persistent_workers=True,"
 SCRIPTS = {
     "multigpu_torchrun": Script(
         folder="pytorch+examples/distributed/ddp-tutorial-series",
@@ -81,7 +81,7 @@ SCRIPTS = {
         workers=(
             "multigpu_torchrun.py",
             "pin_memory=True,",
-            "pin_memory=True, num_workers=1, persistent_workers=True,",
+            "pin_memory=True, num_workers=2, persistent_workers=True,",
         ),
     ),
     "multigpu_spawn": Script(
@@ -206,7 +206,7 @@ SCRIPTS = {
         workers=(
             "DDP-script-torchrun.py",
             "pin_memory=True,",
-            "pin_memory=True, num_workers=1, persistent_workers=True,",
+            "pin_memory=True, num_workers=2, persistent_workers=True,",
         ),
     ),
 }

@@ -76,6 +76,8 @@ def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     starts = replace(HEALTHY, loading_s=6.0, first_loading_s=5.0, compute_s=13.0)
     assert said(starts, replace(starts, rank=1)) == [("training_waits_for_first_batches", "")]
     assert said(replace(starts, first_loading_s=3.5), replace(starts, rank=1, first_loading_s=3.5)) == []
+    in_turn = replace(HEALTHY, late_share=0.4, compute_s=5.0)
+    assert said(in_turn, replace(in_turn, rank=1, late_share=0.5)) == []
     talks = replace(HEALTHY, compute_s=5.0)
     assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
 

@@ -29,7 +29,7 @@ def findings(ranks: Sequence[RankUse], cores: float, *, on_gpus: bool = False) -
             yield _slow(late, [rank for rank in judged if rank is not late])
         elif waiting := loader_bound(judged, cores):
             yield waiting
-        elif len(judged) > 1 and not on_gpus and min(map(_other_share, judged)) >= COMMUNICATION_SHARE:
+        elif len(judged) > 1 and not on_gpus and _mostly_communicate(judged):
             step = statistics.mean(rank.seconds / rank.steps for rank in judged)
             yield message("ranks_mostly_communicate", share=min(map(_other_share, judged)), step_ms=1e3 * step)
     for rank in ranks:
@@ -85,9 +85,11 @@ def _judged(ranks: Sequence[RankUse]) -> list[RankUse]:
 
 
 def _late(judged: Sequence[RankUse]) -> RankUse | None:
-    """Returns the rank that the others wait for."""
-    late = max(judged, key=lambda rank: rank.late_share or 0.0, default=None)
-    return late if late and len(judged) > 1 and (late.late_share or 0.0) >= LATE_SHARE else None
+    """Returns the rank that the others wait for. Where ranks take turns at being the last, as on a busy machine, it is
+    none: no rank is slower than the others."""
+    by_share = sorted(judged, key=lambda rank: -(rank.late_share or 0.0))
+    first, second = ((rank.late_share or 0.0) for rank in by_share[:2]) if len(judged) > 1 else (0.0, 0.0)
+    return by_share[0] if first - second >= LATE_SHARE else None
 
 
 # The parts of a step -> what is said of a rank that takes longer for one than the others.
@@ -134,6 +136,12 @@ def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
         why = message("slow_by_one_of_several", first=parts[0], second=parts[1])
     late_ms = 1e3 * (late.late_share or 0.0) * step_s
     return message("rank_is_slow", rank=late.rank, late_ms=late_ms, step_ms=1e3 * step_s, why=why)
+
+
+def _mostly_communicate(judged: Sequence[RankUse]) -> bool:
+    """Whether all do, and no rank is waited for, even in turn."""
+    late_share = max(rank.late_share or 0.0 for rank in judged)
+    return late_share < LATE_SHARE and min(map(_other_share, judged)) >= COMMUNICATION_SHARE
 
 
 def _other_share(rank: RankUse) -> float:
