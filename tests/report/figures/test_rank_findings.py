@@ -78,6 +78,11 @@ def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     assert said(replace(starts, first_loading_s=3.5), replace(starts, rank=1, first_loading_s=3.5)) == []
     in_turn = replace(HEALTHY, late_share=0.4, compute_s=5.0)
     assert said(in_turn, replace(in_turn, rank=1, late_share=0.5)) == []
+    starved = replace(HEALTHY, queue_s=9.0, compute_s=5.0)
+    for share, says in ((0.02, "ranks_wait_for_processors"), (0.4, "ranks_wait_for_processors"), (0.6, "rank_is_slow")):
+        assert [id for id, _ in said(starved, replace(starved, rank=1, late_share=share))] == [says]
+    slow = replace(starved, rank=1, late_share=0.5, loading_s=6.0)
+    assert said(starved, slow) == [("rank_is_slow", "slow_by_loading")]
     talks = replace(HEALTHY, compute_s=5.0)
     assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
 

@@ -15,6 +15,7 @@ LATE_SHARE = 0.15  # of the time, that the others wait for one rank
 WHY_SHARE = 0.5  # of that time, which differences must explain
 RIVAL_SHARE = 0.5  # of the greatest difference: another one may be the reason as well
 LEAST_LOOKS = 3  # at a rank's stack that found one line
+QUEUE_SHARE = 0.2  # of the time, waiting for a processor
 LOADER_SHARE = 0.2  # of the time, waiting for data on all ranks
 COMMUNICATION_SHARE = 0.5  # of the time, neither loading nor computing on any rank
 GROWTH, GROWTH_BYTES = 1.5, 256 << 20  # times, and bytes, by which memory grows after the first steps
@@ -25,8 +26,12 @@ def findings(ranks: Sequence[RankUse], cores: float, *, on_gpus: bool = False) -
     """Yields what is wrong. cores: of the machine. on_gpus: whether kernels run beside the thread that is measured."""
     judged = _judged(ranks)
     if judged:
-        if late := _late(judged):
+        late, queue_share = _late(judged), statistics.mean(rank.queue_s / rank.seconds for rank in judged)
+        # Where all wait for processors for longer than for that rank, it is chance which of them comes last.
+        if late and ((late.late_share or 0.0) > queue_share or unexplained(ranks) is None):
             yield _slow(late, [rank for rank in judged if rank is not late])
+        elif queue_share >= QUEUE_SHARE:
+            yield message("ranks_wait_for_processors", share=queue_share)
         elif waiting := loader_bound(judged, cores):
             yield waiting
         elif len(judged) > 1 and not on_gpus and _mostly_communicate(judged):
