@@ -119,6 +119,8 @@ def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict
     row |= {"answer": results.answer, "steps": results.steps, "question": question}
     row["unknown"] = [f.question for f in results.findings if f.answer == "unknown"]
     row["bitwise"] = "gradients_bitwise_the_same" in [f.message.id for f in results.findings]
+    row["distance"] = next((f.message.fields["first"] for f in results.findings if "first" in f.message.fields), None)
+    row["notes"] = [note.id for note in results.notes]
     if first:
         found = next(finding for finding in results.findings if finding.divergence == first)
         row |= {"step": first.step, "tensor": first.tensor, "expected": str(first.expected), "found": str(first.found)}

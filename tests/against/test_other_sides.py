@@ -91,6 +91,14 @@ def test_what_a_script_does_not_seed_begins_alike_on_both_sides(tmp_path: Path) 
     seeded = ("    torch.manual_seed(0)\n", "")
     code, results = compared(tmp_path / "project", *DDP, "strategies.py", edit=seeded)
     assert code == 0, results.findings
+    assert "further_apart_than_rounding" not in [note.id for note in results.notes]
+
+
+@pytest.mark.check
+def test_a_function_that_is_near_is_told(tmp_path: Path) -> None:
+    near = ("F.cross_entropy(model(inputs)", 'F.cross_entropy(model(inputs) * (1 + 2e-5 * (args.strategy == "ddp"))')
+    code, results = compared(tmp_path / "project", *DDP, "strategies.py", *FSDP.split(), edit=near)
+    assert code == 0 and "further_apart_than_rounding" in [note.id for note in results.notes], results.findings
 
 
 @pytest.mark.check

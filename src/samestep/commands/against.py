@@ -29,6 +29,7 @@ from samestep.proof.script import first_divergence
 from samestep.proof.script.changed_lines import changed_lines
 from samestep.proof.script.diff import answer_of, compare_records
 from samestep.proof.script.record_pair import RecordPair
+from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.sites import Sources, files_of, located
 from samestep.records.call_site import CallSite
 from samestep.records.files import write
@@ -42,6 +43,7 @@ from samestep.world.regular_files import read_regular
 FIRST, SECOND = "before", "after"  # the folders of the records
 SHOWN = 3  # changed places
 SITES = 2  # lines of each side
+ROUNDING = 2e-6  # of a first step's gradient: what another order of additions usually makes in float32
 
 
 @dataclass(frozen=True)
@@ -237,4 +239,7 @@ def _notes(pair: RecordPair, same: bool) -> list[Message]:
         notes.append(message("compared_on_other_ranks", first=len(pair.first), second=len(pair.second)))
     if same:
         notes.append(message("what_was_compared", steps=pair.steps))
+        distance = pair.distances[0] if pair.steps else None
+        if distance is not None and distance > ROUNDING * coarser_of(pair.first):
+            notes.append(message("further_apart_than_rounding", distance=distance))
     return notes
