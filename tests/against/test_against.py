@@ -86,6 +86,7 @@ def test_another_version_of_a_package(rate: float, code: int, tmp_path: Path) ->
     assert done.returncode == code, done.stdout + done.stderr
     results = results_of(done.stdout)
     assert results.first == "train.py with rates==2.0"
+    assert results.notes[0].id == "package_of_one_side"
     if code:
         assert named_by(results) == "rate"
 

@@ -20,7 +20,7 @@ from samestep.commands.check import SEED, prepare_folder, record_script
 from samestep.commands.command_options import CheckOptions
 from samestep.commands.compared_sides import Side, first_run, second_run
 from samestep.commands.revision import Revision, find_revision
-from samestep.commands.side_environment import check_requirements, environment_with, inside, paths_of_copy
+from samestep.commands.side_environment import check_requirements, environment_with, inside, paths_of_copy, versions_of
 from samestep.commands.user_sources import MOST_BYTES, read_sources
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import fork_client
@@ -94,9 +94,8 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
         finally:
             fork_client.close()
         results = _compared(recordings, sides, top, revision, folder)
-    if revision:
-        results = replace(results, notes=[*results.notes, *revision.notes])
-    results = with_english(results)
+    of_sides = [*versions_of(options.packages), *(revision.notes if revision else [])]
+    results = with_english(replace(results, notes=[*of_sides, *results.notes]))
     write(folder / RESULTS, results)
     return results
 

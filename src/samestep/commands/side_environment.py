@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from samestep.errors import UserError
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.world.imports import PACKAGE, module_arguments
 
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
@@ -27,6 +28,19 @@ def check_requirements(requirements: Sequence[str]) -> None:
     for requirement in requirements:
         if not REQUIREMENT.fullmatch(requirement):
             raise UserError(message("no_package_with_version", requirement=requirement[:80]))
+
+
+def versions_of(requirements: Sequence[str]) -> list[Message]:
+    """Returns which versions of packages the two sides have, as notes."""
+    notes = []
+    for requirement in requirements:
+        name, _, version = requirement.partition("==")
+        try:
+            installed = metadata.version(name.partition("[")[0])
+            notes.append(message("package_of_both_sides", package=name, first=version, second=installed))
+        except metadata.PackageNotFoundError:
+            notes.append(message("package_of_one_side", package=name, version=version))
+    return notes
 
 
 def environment_with(requirements: Sequence[str], folder: Path) -> str:
