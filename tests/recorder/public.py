@@ -75,7 +75,7 @@ def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | 
     cwd = folder / case.cwd
     out = Path(tempfile.mkdtemp(prefix="samestep-public-"))
     script = os.path.relpath(folder / case.script, cwd)
-    words = ["check", "--nproc", "2", "--json", "--stall", f"{budget(40):.0f}"]
+    words = ["check", "--nproc", str(case.ranks), "--json", "--stall", f"{budget(40):.0f}"]
     words += ["--out", str(out / "out"), *case.options]
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
     run = ["-m", case.module] if case.module else [script]

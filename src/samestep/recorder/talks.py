@@ -52,10 +52,10 @@ class Talks:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._in_forward = False
-        self._counts: dict[tuple[int, ...], tuple[Counter[str], Counter[str]]] = {}
+        self._counts: dict[tuple[int, ...], tuple[Counter[str], Counter[str], Counter[str]]] = {}
 
     def __bool__(self) -> bool:
-        return any(forward for forward, _ in self._counts.values())
+        return any(forward for forward, *_ in self._counts.values())
 
     def attach(self) -> None:
         """Patches the collectives."""
@@ -76,7 +76,7 @@ class Talks:
             self._in_forward = False
 
     def records(self) -> list[TalkRecord]:
-        return [TalkRecord([*ranks], dict(of[0]), dict(of[1])) for ranks, of in sorted(self._counts.items())]
+        return [TalkRecord([*ranks], *map(dict, counts)) for ranks, counts in sorted(self._counts.items())]
 
     def _patch(self, owner: Any, name: str) -> None:
         operation = getattr(owner, name, None)
@@ -85,7 +85,8 @@ class Talks:
 
         @functools.wraps(operation)
         def new_operation(*args: Any, **kwargs: Any) -> Any:
-            if (self._in_forward or in_backward()) and not torch.compiler.is_compiling():
+            computes = self._in_forward or in_backward()
+            if (computes or name in POINT_TO_POINT) and not torch.compiler.is_compiling():
                 peer = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 else None))
                 peers = [peer] if name in POINT_TO_POINT else None
                 self._note(name, args, kwargs, peers=peers, caller=sys._getframe(1).f_globals.get("__name__", ""))
@@ -102,7 +103,7 @@ class Talks:
 
         @functools.wraps(batch)
         def new_batch(operations: list[Any]) -> Any:
-            if self._in_forward or in_backward():
+            if not torch.compiler.is_compiling():
                 tensors, caller = [operation.tensor for operation in operations], sys._getframe(1)
                 peers = [operation.peer for operation in operations]
                 name = caller.f_globals.get("__name__", "")
@@ -121,7 +122,8 @@ class Talks:
             return
         ranks = tuple(sorted({self._rank, *peers})) if peers and None not in peers else _members(args, kwargs)
         if len(ranks) > 1:
-            self._counts.setdefault(ranks, (Counter(), Counter()))[not self._in_forward][name] += 1
+            place = 0 if self._in_forward else 1 if in_backward() else 2
+            self._counts.setdefault(ranks, (Counter(), Counter(), Counter()))[place][name] += 1
 
 
 def _members(args: Any, kwargs: Any) -> tuple[int, ...]:

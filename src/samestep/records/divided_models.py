@@ -12,12 +12,14 @@ from samestep.records.call_site import CallSite
 class TalkRecord:
     """What the ranks of one process group tell each other where a model computes: activations, and their gradients.
 
-    forward, backward: operations called in training forwards, and in backward passes -> how often.
+    forward, backward: operations called in training forwards, and in backward passes -> how often. between:
+    point-to-point operations in neither, as those between the stages of a pipeline that a script writes itself.
     """
 
     ranks: list[int]
     forward: Mapping[str, int] = field(default_factory=dict)
     backward: Mapping[str, int] = field(default_factory=dict)
+    between: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

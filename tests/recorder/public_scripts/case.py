@@ -89,3 +89,4 @@ class Case:
     edits: tuple[Edit, ...] = ()
     note: str = ""
     plants: tuple[Plant, ...] = ()
+    ranks: int = 2

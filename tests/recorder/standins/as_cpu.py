@@ -5,6 +5,7 @@ Imported before the script. Every call of torch that names a CUDA device gets th
 
 import collections
 import functools
+import os
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class AsCpu(TorchFunctionMode):
 
 
 def devices() -> int:
-    return 2
+    return max(2, int(os.environ.get("LOCAL_WORLD_SIZE", 2)))
 
 
 def changed(of, name, **new):
@@ -137,4 +138,12 @@ DistributedDataParallel.__init__ = ddp_init
 torch.nn.DataParallel.__init__ = data_parallel_init
 changed(torch, "load", map_location=on_cpu)
 changed(torch.utils.data.DataLoader, "__init__", pin_memory=lambda _: False)
+mesh_init = torch.distributed.device_mesh.DeviceMesh.__init__
+
+
+def device_mesh_init(self, device_type, *args, **kwargs):
+    mesh_init(self, on_cpu(device_type), *args, **kwargs)
+
+
+torch.distributed.device_mesh.DeviceMesh.__init__ = device_mesh_init
 AsCpu().__enter__()

@@ -15,6 +15,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.hand_written_stages import shapes_apart, stages_that_talk
 from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.pipelines import PipelineLayout, pipeline_findings, ranks_of_stages
@@ -76,6 +77,9 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             findings += _divided_findings(ranks, layout, record)
         elif len(stages) > 1:
             findings += _stage_findings(stages, record)
+        elif apart := shapes_apart(ranks):
+            findings += [Finding(q, "unknown", message("ranks_hold_other_shapes", parameter=apart)) for q in OF_HAND]
+            findings += [rates(ranks), schedule(ranks)]
         elif by_hand := _certainly_by_hand(ranks):
             findings += _unknown_by_hand(_replica_findings(ranks, record), by_hand)
         else:
@@ -229,7 +233,10 @@ def _because_of_rows(finding: Finding) -> Finding:
 
 
 def pipeline_stages(ranks: Ranks) -> list[list[ScriptRecord]]:
-    """Returns the ranks of each stage, which has no parameter of another; all as one where they are no stages."""
+    """Returns the ranks of each stage, which has no parameter of another, or hands on what it computes; all as one
+    where they are no stages."""
+    if by_hand := stages_that_talk(ranks):
+        return by_hand
     stages: dict[frozenset[str], list[ScriptRecord]] = {}
     for rank in ranks:
         held = frozenset(rank.start).union(*((*step.weights, *step.shards) for step in rank.steps))

@@ -1,0 +1,220 @@
+"""Public scripts that divide a model over their ranks. benchmarks/public_divided.py checks them."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from functools import partial
+from pathlib import Path
+
+from recorder.public_scripts.case import Case, Edit, plant, words
+
+EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
+HEIRETSU = ("ChinmayK0607/heiretsu", "bce9fb38a4e104ab77d2365547014d5194a4ae6c", "train.py")
+FSDP_TRAINING = ("LinB203/FSDP-Training", "b7a46352bc6a5c1663328575c594de3df336f337")
+SCRATCH = ("NotTheStallion/pipeline-parallelism-from-scratch", "dd80250948ac50097c39adfe7dd83638d7aaa7f1")
+PICOTRON = ("huggingface/picotron", "59714b1bf25541dbeb6f5a721ed15f6d0768e786", "train.py")
+BY_HAND = ("mac-mvak/tensor-parallel", "d7eb236572657fb83b734fd4f21a65f1920d7957")
+
+
+# pytorch/examples
+
+TENSOR = "distributed/tensor_parallelism"
+
+
+def example(
+    name: str, file: str, call: str, *, ranks: int = 2, before: tuple[str, ...] = ("as_cpu",), other_rows: str
+) -> Case:
+    """A script of the examples. call: the line of its forward pass; other_rows: its seed, in other words."""
+    seed = "torch.manual_seed(i + dp_rank)" if ranks == 4 else "torch.manual_seed(i)"
+    return Case(
+        name,
+        *EXAMPLES,
+        f"{TENSOR}/{file}",
+        cwd=TENSOR,
+        folder=TENSOR,
+        before=before,
+        ranks=ranks,
+        edits=(Edit(call, f"    optimizer.zero_grad()\n{call}"),),
+        note="its gradients are never cleared: cleared",
+        plants=(
+            plant("rows by rank", seed, other_rows, "rows", "replica_reads_other_rows"),
+            plant(
+                "loss times the ranks",
+                "output.sum().backward()",
+                "(output.sum() * _world_size).backward()",
+                "replayed gradient",
+                "replica_is_no_one_process",
+            ),
+        ),
+    )
+
+
+# ChinmayK0607/heiretsu: one script for data, tensor, pipeline and expert parallelism
+
+SMALL = (
+    "--data_dir made --batch_size 4 --block_size 16 --n_layer 2 --n_head 4 --n_embed 32 --dropout 0.0 "
+    "--eval_interval 1000 --eval_iters 1 --max_iters 20 --device cpu --dist_backend gloo"
+)
+PARTS = ("train.py", "gpt_model.py", "pipeline.py", "topo.py", "dp.py", "moe.py", "ep_comm.py", "tp_linear.py")
+ONE_SEED = (Edit("args.seed + topo.tp_rank", "args.seed"),)
+
+
+def tokens(folder: Path) -> None:
+    """Writes files of tokens as that script reads them, in the place of those that it downloads."""
+    draws = random.Random(0)
+    (folder / "made").mkdir()
+    for name in ("train_000000", "train_000001", "val_000000"):
+        numbers = array("H", [draws.randrange(96) for _ in range(20_000)])
+        (folder / "made" / f"fineweb_{name}.bin").write_bytes(numbers.tobytes())
+
+
+def heiretsu(name: str, arguments: str, *, ranks: int = 2, edits: tuple[Edit, ...] = ()) -> Case:
+    return Case(
+        f"heiretsu, {name}",
+        *HEIRETSU,
+        arguments=words(f"{SMALL} {arguments}"),
+        parts=PARTS,
+        prepare=tokens,
+        ranks=ranks,
+        edits=edits,
+        note="each rank of a replica draws its first weights, also those that it holds whole, with a seed of its own: "
+        "one seed"
+        if edits
+        else "",
+    )
+
+
+# huggingface/picotron
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 16}
+MADE = (
+    "        draws = np.random.RandomState(0)\n"
+    '        self.dataset = [{"input_ids": draws.randint(0, 64, seq_length + 1)} for _ in range(256)]\n'
+)
+IN = "picotron/data.py"
+MADE_DATA = (
+    Edit("from datasets import Features, Sequence, Value, load_dataset\n", "", IN),
+    Edit("        self.dataset = load_dataset(dataset_name, split=split, name=subset_name)\n", MADE, IN),
+    Edit("AutoTokenizer.from_pretrained(tokenizer_name)", "None", IN),
+    Edit('self.tokenize_dataset(self.dataset, "text", self.seq_length, num_proc)', "self.dataset", IN),
+    Edit("base=config.rope_theta", "base=10000.0", "picotron/model.py"),  # which transformers 5 has elsewhere
+)
+ATTENTION = {"flash_attn_interface": "flash_attn_func", "layers.rotary": "apply_rotary_emb"}
+ATTENTION |= {"ops.triton.layer_norm": "layer_norm_fn"}
+
+
+def tiny(folder: Path, **sizes: int) -> None:
+    """Writes the settings, a small model, and the names of flash attention, which no CPU has."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((folder / "template/base_config.json").read_text())
+    config["distributed"].update({"use_cpu": True, **sizes})
+    config["model"].update({"name": "tiny", "use_flash_attention": False, "use_fused_adam": False})
+    config["model"].update({key: SIZES[key] for key in config["model"] if key in SIZES})
+    config["training"].update({"seq_length": 16, "micro_batch_size": 4, "gradient_accumulation_steps": 2})
+    config["training"].update({"num_samples": None})
+    config["environment"].update({"FLASH_ATTEN": "0", "HF_TOKEN": "none"})
+    (folder / "config.json").write_text(json.dumps(config))
+    model = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, **SIZES}
+    for place in ("tiny", "hf_model/tiny"):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "config.json").write_text(json.dumps(model))
+    shapes = {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,)}
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.{norm}_layernorm.weight": (32,) for norm in ("input", "post_attention")}
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (64, 32) for name in ("gate", "up")}
+        shapes |= {f"{at}.mlp.down_proj.weight": (32, 64)}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (32, 32) for name in "qo"}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (16, 32) for name in "kv"}
+    (folder / "hf_model_safetensors").mkdir()
+    save_file({n: torch.randn(s) for n, s in shapes.items()}, folder / "hf_model_safetensors/model.safetensors")
+    for name, function in ATTENTION.items():
+        file = (folder / "flash_attn" / name.replace(".", "/")).with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{function} = None\n")
+
+
+def picotron(name: str, **sizes: int) -> Case:
+    return Case(
+        f"picotron, {name}",
+        *PICOTRON,
+        words("--config config.json"),
+        parts=("train.py", "picotron", "template"),
+        before=("as_cpu",),
+        packages=("wandb",),
+        prepare=partial(tiny, **sizes),
+        sizes=MADE_DATA,
+    )
+
+
+SHORT = "--batch_size 1 --size 12 --seq_len 16"
+DIVIDED = (
+    example(
+        "tensor parallel",
+        "tensor_parallel_example.py",
+        "    output = tp_model(inp)\n",
+        other_rows="torch.manual_seed(i + 100 * _rank)",
+    ),
+    example(
+        "sequence parallel",
+        "sequence_parallel_example.py",
+        "    output = sp_model(inp)\n",
+        other_rows="torch.manual_seed(i)",
+    ),
+    example(
+        "FSDP and tensor parallel",
+        "fsdp_tp_example.py",
+        "    output = sharded_model(inp)\n",
+        ranks=4,
+        before=("as_cpu", "math_attention"),
+        other_rows="torch.manual_seed(i + _rank)",
+    ),
+    heiretsu("data", "--dp 2"),
+    heiretsu("tensor", "--tp 2", edits=ONE_SEED),
+    heiretsu("pipeline", "--pp 2 --grad_accum_steps 2"),
+    heiretsu("experts", "--ep 2 --num_experts 4 --moe_freq 1"),
+    heiretsu("data and experts", "--dp 2 --num_experts 4 --moe_freq 1"),
+    heiretsu("data and tensor", "--dp 2 --tp 2", ranks=4, edits=ONE_SEED),
+    heiretsu("tensor and pipeline", "--tp 2 --pp 2 --grad_accum_steps 2", ranks=4),
+    heiretsu("data and pipeline", "--dp 2 --pp 2 --grad_accum_steps 2", ranks=4),
+    picotron("data", dp_size=2),
+    picotron("tensor", tp_size=2),
+    picotron("pipeline", pp_size=2),
+    picotron("context", cp_size=2),
+    Case(
+        "FSDP-Training, fsdp",
+        *FSDP_TRAINING,
+        "train_fsdp.py",
+        words(SHORT),
+        before=("as_cpu", "math_attention"),
+        parts=("train_fsdp.py", "models", "utils"),
+    ),
+    Case(
+        "FSDP-Training, tensor and fsdp",
+        *FSDP_TRAINING,
+        "train_sp_tp_fsdp.py",
+        words(f"{SHORT} --tp_size 2"),
+        before=("as_cpu", "math_attention"),
+        parts=("train_sp_tp_fsdp.py", "models", "utils"),
+        ranks=4,
+    ),
+    Case("pipeline from scratch, gpipe", *SCRATCH, "gpipe.py", parts=("gpipe.py", "src")),
+    Case(
+        "tensor parallel by hand",
+        *BY_HAND,
+        "distr_model.py",
+        words("-b 8 -s 2"),
+        sizes=(
+            Edit("torch.device(rank)", 'torch.device("cpu")'),
+            Edit("    if rank == size - 1:\n        logger = wandb", "    if False:\n        logger = wandb"),
+        ),
+        before=("as_cpu",),
+        packages=("torchvision", "wandb"),
+        parts=("distr_model.py", "loops.py", "model_shards.py", "gathers.py"),
+    ),
+)
