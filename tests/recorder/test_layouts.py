@@ -47,3 +47,36 @@ def test_a_fault_of_a_layout_is_named(fault: Fault, tmp_path: Path) -> None:
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
     assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
     assert results.answer == "differs"
+
+
+WHOLE_RANKS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+dist.init_process_group("gloo")
+world, tp = dist.get_world_size(), 2
+assert world % tp == 0, "the ranks are a whole number of replicas"
+mesh = init_device_mesh("cpu", (world // tp, tp), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    torch.manual_seed(step)
+    loss = model(torch.randn(6, 8)).square().mean() * FACTOR
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("factor", "answer"), [("1.0", "right"), ("world", "unknown")])
+def test_a_script_that_cannot_run_as_one_rank_is_told_of_two_numbers(factor: str, answer: str, tmp_path: Path) -> None:
+    """What depends on the number of ranks is another with the second one."""
+    results = checked(WHOLE_RANKS.replace("FACTOR", factor), tmp_path, "--steps", "4")
+    assert results.answer == answer, results.findings
+    assert {f.answer for f in results.findings if f.question == "replayed gradient"} == {answer}

@@ -8,7 +8,7 @@ from array import array
 from functools import partial
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Edit, plant, words
+from recorder.public_scripts.case import Case, Edit, Plant, plant, words
 
 EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 HEIRETSU = ("ChinmayK0607/heiretsu", "bce9fb38a4e104ab77d2365547014d5194a4ae6c", "train.py")
@@ -24,10 +24,15 @@ TENSOR = "distributed/tensor_parallelism"
 
 
 def example(
-    name: str, file: str, call: str, *, ranks: int = 2, before: tuple[str, ...] = ("as_cpu",), other_rows: str
+    name: str,
+    file: str,
+    call: str,
+    *,
+    ranks: int = 2,
+    before: tuple[str, ...] = ("as_cpu",),
+    plants: tuple[Plant, ...] = (),
 ) -> Case:
-    """A script of the examples. call: the line of its forward pass; other_rows: its seed, in other words."""
-    seed = "torch.manual_seed(i + dp_rank)" if ranks == 4 else "torch.manual_seed(i)"
+    """A script of the examples. call: the line of its forward pass."""
     return Case(
         name,
         *EXAMPLES,
@@ -38,16 +43,7 @@ def example(
         ranks=ranks,
         edits=(Edit(call, f"    optimizer.zero_grad()\n{call}"),),
         note="its gradients are never cleared: cleared",
-        plants=(
-            plant("rows by rank", seed, other_rows, "rows", "replica_reads_other_rows"),
-            plant(
-                "loss times the ranks",
-                "output.sum().backward()",
-                "(output.sum() * _world_size).backward()",
-                "replayed gradient",
-                "replica_is_no_one_process",
-            ),
-        ),
+        plants=plants,
     )
 
 
@@ -158,13 +154,20 @@ DIVIDED = (
         "tensor parallel",
         "tensor_parallel_example.py",
         "    output = tp_model(inp)\n",
-        other_rows="torch.manual_seed(i + 100 * _rank)",
+        plants=(
+            plant(
+                "rows by rank",
+                "torch.manual_seed(i)",
+                "torch.manual_seed(i + 100 * _rank)",
+                "rows",
+                "replica_reads_other_rows",
+            ),
+        ),
     ),
     example(
         "sequence parallel",
         "sequence_parallel_example.py",
         "    output = sp_model(inp)\n",
-        other_rows="torch.manual_seed(i)",
     ),
     example(
         "FSDP and tensor parallel",
@@ -172,7 +175,6 @@ DIVIDED = (
         "    output = sharded_model(inp)\n",
         ranks=4,
         before=("as_cpu", "math_attention"),
-        other_rows="torch.manual_seed(i + _rank)",
     ),
     heiretsu("data", "--dp 2"),
     heiretsu("tensor", "--tp 2", edits=ONE_SEED),
