@@ -80,6 +80,9 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
     before = case if not changed.commits else dataclasses.replace(case, commit=changed.commits[0])
     taken(before, checkouts, folder)
     with_sizes(case, folder, (*case.sizes, *case.edits) if not changed.commits else ())
+    # Made data may stand in the place of a file of the repository's.
+    if case.prepare and not changed.commits:
+        case.prepare(folder)
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "as it was")
@@ -90,7 +93,7 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
         taken(dataclasses.replace(case, commit=changed.commits[1]), checkouts, folder)
         git(folder, "add", "-A")
     change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits))
-    if case.prepare:
+    if case.prepare and changed.commits:
         case.prepare(folder)
 
 
