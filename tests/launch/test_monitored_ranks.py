@@ -91,6 +91,15 @@ def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) ->
 
 
 @pytest.mark.check
+def test_an_exception_of_the_launcher_is_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a cluster sets RANK for the launcher itself: the number of the machine."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    done = monitored("kill", tmp_path, "--out", "out")
+    assert "samestep: rank 1 ended first, after 6 optimizer steps" in done.stderr, done.stderr
+
+
+@pytest.mark.check
 @pytest.mark.parametrize("start", ["spawn", "process"])
 def test_an_exception_that_a_function_of_a_process_raises_is_seen(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -46,3 +46,42 @@ def test_a_frozen_sharded_reference_is_no_weight_that_begins_apart(tmp_path: Pat
     assert results.answer == "right", results.findings
     weights = next(finding for finding in results.findings if finding.question == "initial weights")
     assert weights.answer == "right"
+
+
+ADAPTED = """import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+torch.manual_seed(SEED)
+base = nn.Linear(6, 8).requires_grad_(False)
+torch.manual_seed(0)
+model = nn.Sequential(base, nn.Tanh(), nn.Linear(8, 4))
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+rows = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(rows, rows[:, :4].argmax(1))
+sampler = DistributedSampler(data)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(data, batch_size=4, sampler=sampler):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("seed", "answer"), [("0", "right"), ("dist.get_rank()", "differs")])
+def test_replicas_of_frozen_shards_begin_alike(seed: str, answer: str, tmp_path: Path) -> None:
+    results = checked(ADAPTED.replace("SEED", seed), tmp_path, "--no-replay", nproc=2)
+    weights = next(finding for finding in results.findings if finding.question == "initial weights")
+    assert weights.answer == answer, results.findings

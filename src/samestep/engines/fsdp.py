@@ -15,6 +15,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -109,16 +110,14 @@ def train(
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
         reads = FSDPReads(model, [*blocks, model], WHOLE if reshard or wrap != "root" else INSIDE)
         place = CPUOffloadPolicy(pin_memory=world.device != "cpu") if offload else OffloadPolicy()
-        lower = MixedPrecisionPolicy()
+        lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if precision != "full" else MixedPrecisionPolicy()
         if precision != "full":
-            lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
                 fully_shard(norm, mesh=mesh, offload_policy=place)
-        options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
-        options["offload_policy"] = place
+        shard = partial(fully_shard, mesh=mesh, mp_policy=lower, offload_policy=place, reshard_after_forward=reshard)
         for unit in [unit for unit in blocks if precision == "full" or unit not in batch_norms(model)]:
-            fully_shard(unit, **options)
-        fully_shard(model, **options)
+            shard(unit)
+        shard(model)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         if world.mesh and world.mesh.tensor > 1:
             step_one_by_one(optimizer)

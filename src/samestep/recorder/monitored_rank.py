@@ -48,6 +48,12 @@ def attach(folder: Path) -> None:
     os.register_at_fork(after_in_child=rank.forked)
 
 
+def _tells_of_another_process(error: BaseException) -> bool:
+    """Whether an exception is a launcher's, such as torchrun's, which a rank's end has raised there."""
+    kinds = type(error).__mro__
+    return any(kind.__module__.startswith(("torch.distributed.elastic.", "torch.multiprocessing.")) for kind in kinds)
+
+
 class MonitoredRank:
     """This process as a rank. It becomes one with its process group, its first batch or its first optimizer step."""
 
@@ -211,7 +217,7 @@ class MonitoredRank:
 
     def _note(self, error: BaseException, rank: int) -> None:
         """Writes an exception down, once. rank: that this process would have become; NONE: none that is known."""
-        if isinstance(error, KeyboardInterrupt) or error is self._noted:
+        if isinstance(error, KeyboardInterrupt) or error is self._noted or _tells_of_another_process(error):
             return
         if not self._pid and rank != NONE and not _is_alive(self._folder / f"pid-rank{rank}"):
             self._pid, self._rank = os.getpid(), rank

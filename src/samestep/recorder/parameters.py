@@ -187,9 +187,9 @@ class Parameters:
         self.splits = self.splits or sharding.splits_model(module)
         self._data |= sharding.data_dimensions(module)
         prefix = stage_prefix()
-        # Of what is sharded each rank holds another part.
-        still = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and not sharding.is_sharded(p)]
-        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in still if id(p) not in passing}
+        still = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and id(p) not in passing]
+        frozen = {f"{prefix}{plain(name)} (frozen)": p for name, p in still if self._has_copies(p)}
+        self._note_pieces(frozen)
         self._add_to_start(sharding.digests_of({n: p for n, p in frozen.items() if n not in self.start}))
         names: dict[int, str] = {}
         for name, parameter in new:
@@ -204,6 +204,11 @@ class Parameters:
         self._moves |= {name: Moves(self.by_name[name]) for name in names.values() if self._rounds(self.by_name[name])}
         self.ties += self._ties(module)
         self._add_to_start(self._of_whole_parameters(self._digests))
+
+    def _has_copies(self, parameter: Tensor) -> bool:
+        """Whether other ranks may hold the same elements. Of what is sharded over all, each rank holds other ones."""
+        is_piece = is_shard(parameter) and not sharding.is_whole_in_world(parameter, self._world_size)
+        return is_piece or not sharding.is_sharded(parameter)
 
     def add_frozen(self, module: nn.Module) -> None:
         """Takes the digests of an outermost module without trainable parameters."""

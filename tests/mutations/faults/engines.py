@@ -151,8 +151,8 @@ FAULTS = (
     Fault(
         "fsdp: the optimizer built before sharding",
         "engines/fsdp.py",
-        "        fully_shard(model, **options)\n        optimizer = job.optimizer.build(model)",
-        "        optimizer = job.optimizer.build(model)\n        fully_shard(model, **options)",
+        "        shard(model)\n        optimizer = job.optimizer.build(model)",
+        "        optimizer = job.optimizer.build(model)\n        shard(model)",
         ("first gradient",),
         "optimizer_holds_other_parameters|optimizer_trains_a_parameter_of_no_model",
         engine="fsdp",
