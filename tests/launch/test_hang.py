@@ -25,7 +25,18 @@ from samestep.launch.hung_rank import Collective, HungProcess, HungRank, Recorde
 from samestep.launch.stacks import Frame
 from samestep.launch.watchdog import FIRST_S, LEAST_S, Pace
 from samestep.message import Message, message
-from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Heartbeat, Pulse, file_of
+from samestep.world.heartbeat import (
+    BACKWARD,
+    BUILDING,
+    EVALUATION,
+    FORWARD,
+    LOADING,
+    NONE,
+    TRAINING,
+    Heartbeat,
+    Pulse,
+    file_of,
+)
 from samestep.world.imports import STANDARD
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
@@ -186,6 +197,15 @@ def test_a_row_is_named_with_the_loader_worker_that_reads_it() -> None:
     place = hung.place.fields
     assert (place["process"], place["worker"], place["frame"], place["step"]) == (5, 6, "my.py:88, load", 17)
     assert place["activity"] == message("reading_row", row=400)
+
+
+def test_a_worker_is_named_while_the_next_epoch_waits_for_it() -> None:
+    """Persistent workers are asked before the first batch, when the rank is in no phase of loading."""
+    loader = Frame(f"/x/site-packages{stacks.LOADER_FILE}", 7, "_reset")
+    worker = HungProcess(6, "S", "", NONE, ((Frame("/home/my.py", 88, "load"),),))
+    for stack, at in (((loader, Frame("/home/my.py", 9, "main")), 6), ((Frame("/home/my.py", 9, "main"),), 5)):
+        rank = HungRank(0, HungProcess(5, "S", threads=(stack,)), Pulse(1, TRAINING, 0, 0, {}), 62.0, (worker,))
+        assert rank.at_work().pid == at
 
 
 def test_stacks_are_read_with_the_main_thread_first() -> None:

@@ -73,7 +73,8 @@ class HungRank:
             return self.process
         stopped = [worker for worker in self.workers if worker.is_stopped]
         busy = [worker for worker in self.workers if worker.frame()]
-        if self._waits_for_worker and self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION):
+        reads = self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION) or self._is_in_loader
+        if self._waits_for_worker and reads:
             return next(iter(stopped + busy), self.process)
         return self.process
 
@@ -86,6 +87,12 @@ class HungRank:
             if frame.file.endswith(stacks.LOADER_FILE):
                 return True
         return True
+
+    @property
+    def _is_in_loader(self) -> bool:
+        """Whether its main thread is in torch's loader: workers that are kept are also waited for before an epoch."""
+        stack = self.process.threads[0] if self.process.threads else ()
+        return any(frame.file.endswith(stacks.LOADER_FILE) for frame in stack)
 
     @property
     def place(self) -> Message:
