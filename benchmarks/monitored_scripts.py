@@ -216,7 +216,7 @@ SCRIPTS = {
 class Fault:
     """code: the line that is inserted, at a step or where a row is read (of_row). begins, part: of the sentence that is
     right. hangs: whether it must be told in time, with the planted line. long: whether it is seen only after a while.
-    in_worker: whether the loader gets a worker. also: how another sentence begins that is true as well."""
+    in_worker: whether the loader gets a worker. also: how other sentences begin, that are true as well."""
 
     code: str
     begins: str
@@ -225,7 +225,7 @@ class Fault:
     hangs: bool = False
     long: bool = False
     in_worker: bool = False
-    also: str = "nothing else"
+    also: tuple[str, ...] = ()
 
 
 MISMATCH = (
@@ -233,7 +233,8 @@ MISMATCH = (
     " else planted.dist.all_gather([planted.ZEROS, planted.ZEROS.clone()], planted.ZEROS.clone()))"
 )
 WAITS = "rank 1 has not entered "
-SLOW = "rank 1 is slow: "
+SLOW, WAITS_FOR_DATA = "rank 1 is slow: ", "the training waits "
+SLOWLY = 1200  # steps, in which memory grows: a look at much of it takes long, and the next one waits
 LEFT = "rank 1 ended first, by itself"
 FAULTS = {
     "sleep": Fault("planted.now() and planted.time.sleep(10_000)", WAITS, "asleep", hangs=True),
@@ -269,7 +270,7 @@ FAULTS = {
         True,
         long=True,
         in_worker=True,
-        also=SLOW,
+        also=(SLOW, WAITS_FOR_DATA),
     ),
     "copy_on_write": Fault(
         "planted.read()",
@@ -278,7 +279,7 @@ FAULTS = {
         True,
         long=True,
         in_worker=True,
-        also=SLOW,
+        also=(SLOW, WAITS_FOR_DATA),
     ),
     "none": Fault("", "", long=True),
 }
@@ -343,7 +344,7 @@ def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial
     """Runs one training under the monitor to its end."""
     script, fault = SCRIPTS[script_name], FAULTS[name]
     at = random.Random(f"{script_name} {name} {number}").randint(4, 25)
-    steps = str(-(-(240 if fault.long else 40) // script.steps_of))
+    steps = str(-(-(SLOWLY if fault.also else 240 if fault.long else 40) // script.steps_of))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         line = plant(script, name, folder, repositories, steps)

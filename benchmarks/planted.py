@@ -82,17 +82,17 @@ def hook(model):
 
 
 def keep():
-    """Keeps 8 MiB of each batch, in the loader worker of one rank; a row takes a while."""
+    """Keeps a MiB of each batch, in the loader workers of one rank; a row takes a while."""
     time.sleep(ROW_S)
     if rank() == 1:
-        KEPT.append(b"x" * ((8 << 20) // ROWS))
+        KEPT.append(b"x" * ((1 << 20) // ROWS))
 
 
 def read():
     """Reads Python objects, which counts their references."""
     time.sleep(ROW_S)
     if rank() == 1:
-        piece = len(OBJECTS) // (60 * ROWS)
+        piece = len(OBJECTS) // (300 * ROWS)
         first = count["read"] * piece % max(1, len(OBJECTS))
         count["read"] += 1
         for _ in OBJECTS[first : first + piece]:

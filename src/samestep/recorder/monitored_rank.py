@@ -117,10 +117,10 @@ class MonitoredRank:
 
         @functools.wraps(fetch)
         def new_fetch(fetching: Any, index: Any) -> Any:
-            info = get_worker_info()
-            if info and self._worker_pid != os.getpid():
+            if get_worker_info() and self._worker_pid != os.getpid():
                 self._worker_pid = os.getpid()
-                heartbeat.is_worker(info.id)
+                # Not by its number: two loaders that keep their workers have two of each.
+                heartbeat.is_worker(self._worker_pid)
             began, cpu = time.perf_counter_ns(), time.thread_time_ns()
             try:
                 return fetch(fetching, index)
