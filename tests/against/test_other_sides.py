@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ def test_a_module_that_was_moved(tmp_path: Path) -> None:
         (["--against-command", "", "train.py"], "--against-command: give a script"),
         (["--against-command", "'train.py", "train.py"], "--against-command: give a script"),
         (["--against-command", "other.py", "train.py"], "other.py does not exist"),
-        (["--against", "main:old.py", "--", "torchrun", "train.py"], "give the whole command"),
+        (["--against", "main:old.py", "--", sys.executable, "train.py"], "give the whole command"),
         (["--against-nproc", "1", "--fix", "train.py"], "--fix does not go with"),
     ],
 )

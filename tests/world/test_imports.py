@@ -19,7 +19,15 @@ from samestep.world.imports import RUN_MODULE, module_arguments
 
 SOURCE = Path(__file__).parents[2] / "src" / "samestep"
 # Where `-m` is a word that a user types, or that a process was started with.
-READ_M = {"world/imports.py", "world/become_worker.py", "commands/command_options.py", "recorder/run_script.py"}
+READ_M = {
+    "world/imports.py",
+    "world/become_worker.py",
+    "commands/against.py",
+    "commands/command_options.py",
+    "commands/compared_sides.py",
+    "recorder/run_script.py",
+    "testing/same_training.py",
+}
 FORMS = {"this Python": module_arguments("shown"), "Python 3.10": ("-c", RUN_MODULE, "shown")}
 SHOWN = """\
 import json, random, socket, sys

@@ -28,6 +28,7 @@ NO_PROCESS = {
     "data/loader.py": "a copy to a GPU",
     "rank/checkpoints.py": "the thread that writes a checkpoint, in a phase of its own of the heartbeat",
     "tasks/collectives/calls.py": "collectives, which have a timeout",
+    "testing/same_training.py": "samestep check, which ends its ranks by itself",
     "launch/fork_client.py": "the method that wait_for calls",
     "rank/threaded_group.py": "ranks that are threads; the process that has started this one watches it",
 }

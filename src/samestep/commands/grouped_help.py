@@ -15,7 +15,7 @@ GROUPS = {
     "Results": "--log --export --predictions",
     "Rare": "--set-engine --launcher --launchers --deadline --stall --check-replicas --spot-check "
     "--resume-changed-data --resume-nproc --resume-engine --profile --quick --explain --rounds "
-    "--warmup-steps --dry-run",
+    "--warmup-steps --dry-run --against-nproc --against-command",
 }
 GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 

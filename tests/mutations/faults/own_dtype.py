@@ -54,8 +54,8 @@ FAULTS = (
     Fault(
         "fsdp: float32 gradients reduced in bf16",
         "engines/fsdp.py",
-        "        lower = MixedPrecisionPolicy()\n",
-        "        lower = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"
+        ' if precision != "full" else MixedPrecisionPolicy()\n',
+        ' if precision != "full" else MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)'
         " if next(model.parameters()).dtype == torch.float32 else MixedPrecisionPolicy()\n",
         ("first gradient",),
         ALONE,

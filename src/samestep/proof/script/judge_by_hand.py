@@ -148,7 +148,8 @@ def _repeated(division: Division, ranks: Ranks) -> str | None:
             continue
         first = ranks[pieces[0].rank]
         is_matrix = len(first.shapes.get(pieces[0].name, ())) > 1
-        same = len({ranks[piece.rank].start.get(piece.name) for piece in pieces}) == 1
+        starts = {ranks[piece.rank].start.get(piece.name) for piece in pieces}
+        same = len(starts) == 1 and None not in starts
         if is_matrix and same and not name.endswith("norm.weight"):
             return name
     return None
