@@ -132,7 +132,7 @@ class Attributes:
         return cls(places, [*chain.from_iterable(places)], described)
 
     def are_unchanged(self) -> bool:
-        """Returns whether the same objects are there. No attribute's shape changes in place: they have no values."""
+        """Returns whether the same objects are there. That a module changes the shape of one in place is not seen."""
         return sum(map(len, self.places)) == len(self.held) and all(
             map(is_, chain.from_iterable(self.places), self.held)
         )
