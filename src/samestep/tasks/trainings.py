@@ -17,7 +17,7 @@ from samestep.rank.membership import says_lost
 from samestep.rank.process_group import process_group
 from samestep.rank.step_costs import LOOKED_AT, StepCosts
 from samestep.rank.threaded_group import active_turns
-from samestep.records.plan import MeasureTask, Plan
+from samestep.records.plan import MeasureTask, Plan, ProveTask
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.tasks.inspect.load import build
 from samestep.tasks.prove import prove
@@ -76,10 +76,8 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
     observed = {}
     threads: list[int] = []
     flight_recorder.enable()
-    on_cpu = engine.layout(world, **plan.engine_settings).reduces_on_cpu and world.device != "cpu"
-    backend = "cpu:gloo,cuda:nccl" if on_cpu else ""
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
-    with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked, backend):
+    with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked, _backend(plan, world)):
         if engine.needs.processes != "one" and not active_turns():
             flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:
@@ -90,6 +88,16 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
         heartbeat.begin(ENDING)
     return observed, threads[0] if threads else 1
+
+
+def _backend(plan: Plan, world: World) -> str:
+    """Returns the backend of the plan's process group; '': that of the world."""
+    if world.device == "cpu":
+        return ""
+    trained = [training for training in plan.trainings if training.kind != "evaluate"]
+    given = [task.engine_settings if isinstance(task, ProveTask) else plan.engine_settings for task in trained]
+    layouts = [engines.load(plan.engine).layout(world, **settings) for settings in given]
+    return "cpu:gloo,cuda:nccl" if any(layout.reduces_on_cpu for layout in layouts) else ""
 
 
 def is_lost_peer(plan: Plan, error: BaseException) -> bool:

@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "fsdp: asked for bf16, sharded in float32",
         "engines/fsdp.py",
-        "lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)",
-        "pass",
+        "lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if",
+        "lower = MixedPrecisionPolicy() if",
         ("precision",),
         "lower_precision_not_in_force",
         engine="fsdp",
