@@ -5,6 +5,11 @@ import pytest
 from samestep.proof.trace import disagreement
 
 
+def test_a_loss_of_zero_has_no_least_distance() -> None:
+    assert disagreement([0.0, 0.0], least=0.0) == 1
+    assert disagreement([1e-16, 0.0], least=0.0) == 100
+
+
 @pytest.mark.parametrize(
     ("draws", "factor"),
     [

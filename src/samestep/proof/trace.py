@@ -209,8 +209,10 @@ def disagreement(draws: Sequence[float], least: float) -> float:
     as far off as another one, and a third as far beyond both. Limited, since a value that jumps, as where a maximum
     changes hands, jumps no further the next time. least: below it a distance is that of a single rounding.
     """
-    factor = max(draws, default=0.0) / max(min(draws, default=0.0), least)
-    return min(factor, BOUND**2) if factor > BOUND else 1.0
+    furthest, nearest = max(draws, default=0.0), max(min(draws, default=0.0), least)
+    if not furthest > BOUND * nearest:
+        return 1.0
+    return min(furthest / nearest, BOUND**2) if nearest else BOUND**2
 
 
 def sample_like(values: Any, sample: Any) -> Any:
