@@ -71,10 +71,10 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
                 told_ranks = 1 if all(finding.answer == "right" for finding in other) else told_ranks
     if not layout:
         return findings
-    replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
-    of_one = Record(folder / REPLAY_FOLDER)
 
     def cause(step: int) -> Message | None:
+        replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
+        of_one = Record(folder / REPLAY_FOLDER)
         return cause_within_replica(ranks, replicas, layout, record=of_all, replay=of_one, result=result, step=step)
 
     return with_modules([of_one_replica(finding, layout, told_ranks, cause) for finding in findings], plan, ranks)

@@ -192,14 +192,17 @@ class Expectation:
 
     def noise_distances(self, training: str) -> dict[str, float]:
         """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
-        noisy = [played.distances for played in self.facts.trainings[training][1:]]
-        factor = self.disagreement(training)
+        noisy, factor = self._draws(training), self.disagreement(training)
         return {name: factor * max(draw[name] for draw in noisy) for name in (noisy[0] if noisy else ())}
 
     def disagreement(self, training: str) -> float:
         """Returns by which factor the draws of noise disagree on a training's final values; see disagreement()."""
-        noisy = [played.distances for played in self.facts.trainings[training][1:]]
-        return disagreement([max(draw.values(), default=0.0) for draw in noisy], FLOOR_ULPS * self.eps)
+        furthest = [max(draw.values(), default=0.0) for draw in self._draws(training)]
+        return disagreement(furthest, FLOOR_ULPS * self.eps)
+
+    def _draws(self, training: str) -> list[Mapping[str, float]]:
+        """Returns tensor -> how far each draw of noise moves its final values."""
+        return [played.distances for played in self.facts.trainings[training][1:]]
 
 
 def disagreement(draws: Sequence[float], least: float) -> float:

@@ -58,7 +58,7 @@ def fsdp_params_of(unit: Any) -> list[Any]:
     state = unit._get_fsdp_state() if hasattr(unit, "_get_fsdp_state") else None
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]  # before torch 2.13
+        groups = [getattr(state, "_fsdp_param_group", None)]  # of a torch whose units have one group
     return [parameter for group in groups if group is not None for parameter in group.fsdp_params]
 
 

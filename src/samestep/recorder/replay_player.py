@@ -426,12 +426,11 @@ class ReplayPlayer:
         for group, rate in zip(self._groups[-1], self._rates[-1]):
             _set_rate(group, rate)
         if not self._recorder.engine:
-            self._end_step(self._groups[-1])
+            self._end_step()
 
-    def _end_step(self, groups: list[dict[str, Any]], taken: bool = True) -> None:
+    def _end_step(self, taken: bool = True) -> None:
         self._rates.pop()
-        self._groups.pop()
-        step = len(self._recorder.steps)
+        groups, step = self._groups.pop(), len(self._recorder.steps)
         if not taken or not self._recorder.parameters.are_known:
             return
         if not self._recorder.engine:
@@ -447,7 +446,7 @@ class ReplayPlayer:
 
     def _after_engine_step(self, optimizer: Any, taken: bool) -> None:
         if not self._recorder.skips:
-            self._end_step(self._groups[-1], taken)
+            self._end_step(taken)
 
     def _compare_calls(self, more_to_come: bool = False) -> None:
         """Ends the replay where a closure is called another number of times: what follows would be fed otherwise."""

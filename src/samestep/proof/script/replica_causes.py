@@ -51,7 +51,7 @@ def _by_norm_of_copies(
     ranks: Ranks, layout: Layout, names: Sequence[str], recorded: Mapping[str, Array], replayed: Mapping[str, Array]
 ) -> float | None:
     """Returns the factor of the ranks' gradient, where it is that of a norm in which what each rank of a replica holds
-    whole counts once a rank, or what each holds a piece of counts with the piece alone."""
+    whole counts once a rank."""
     size = len(layout.replicas[0])
     together = np.concatenate([replayed[name] for name in names]) if names else np.zeros(1)
     found = np.concatenate([recorded[name] for name in names]) if names else np.zeros(1)

@@ -56,7 +56,7 @@ def extra_contexts(pids: Mapping[int, int], contexts: Sequence[Mapping[int, int]
 def loader_bound(ranks: Sequence[RankUse], cores: float) -> Message | None:
     """Returns how much the training waits for data, and which setting would shorten that; None where it does not."""
     steps, seconds = sum(rank.steps for rank in ranks), sum(rank.seconds for rank in ranks)
-    first_s, loading_s = (sum(getattr(rank, name) for rank in ranks) for name in ("first_loading_s", "loading_s"))
+    first_s, loading_s = sum(rank.first_loading_s for rank in ranks), sum(rank.loading_s for rank in ranks)
     waiting = Waiting(
         step_s=seconds / steps,
         wait_s=(loading_s - first_s) / steps,
