@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -119,7 +120,11 @@ def test_dropout_on_other_ranks_is_not_judged(tmp_path: Path) -> None:
     ],
     ids=["torchrun, changed", "torchrun -m, the same", "-m, changed"],
 )
-def test_a_command_and_a_module_beside_a_revision(words: tuple[str, ...], new: str, code: int, tmp_path: Path) -> None:
+def test_a_command_and_a_module_beside_a_revision(
+    words: tuple[str, ...], new: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun is that of samestep's Python where the environment is not activated."""
+    monkeypatch.setenv("PATH", os.defpath)
     folder = committed(tmp_path / "project")
     change(folder, (("train.py", "(0.9, 0.95)", new),))
     done = samestep(*QUICK, "--out", "../out", "--against", "main", *words, cwd=folder)

@@ -165,6 +165,7 @@ def prove(name: str, ranks: int, engines: tuple[str, ...], folder: Path) -> Prov
     results = samestep.verify(EXAMPLES / port.file, engines, nproc=ranks, settings=settings, device="cpu", out=out)
     rows = {row.engine: row for row in results.engines}
     verdicts = {each: "same (bitwise)" if row.bitwise else row.verdict for each, row in rows.items()}
+    print(*(f"{each}: {row.reason}" for each, row in rows.items() if row.reason))  # which pytest shows of a failure
     compared = results.same_as_one_process
     assert compared is not None, f"{name}: whether {ranks} ranks train as one process was not compared"
     seconds = round(time.monotonic() - began, 1)

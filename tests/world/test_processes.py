@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 import samestep
@@ -19,7 +20,7 @@ from samestep.errors import TrainingFailed
 from samestep.launch import fork_client
 from samestep.launch.stacks import handles, place_of
 from samestep.message import message
-from samestep.world.processes import wait_for
+from samestep.world.processes import left_running, wait_for
 
 SOURCE = Path(samestep.__file__).parent
 # Files with a wait of another kind: why it needs no watch.
@@ -119,3 +120,12 @@ def test_a_fork_server_that_does_not_get_ready_is_not_waited_for(
             server.is_ready(0.1)
     finally:
         server.close()
+
+
+def test_a_child_that_has_ended_and_waits_for_its_parent_is_not_left_running() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in [process.pid for process in left_running()]
+        assert child.stdin
+        child.stdin.close()
+        wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child lives")
+        assert child.pid not in [process.pid for process in left_running()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -355,6 +357,8 @@ def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 def main() -> None:
     """Runs the command. What typer says of a wrong line in three lines is one sentence here."""
     survive_lost_output()
+    # torchrun and accelerate of this Python, where its environment is not activated; the user's own come first.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
     try:
         sys.exit(app(standalone_mode=False))
     except USAGE_ERROR as error:

@@ -67,9 +67,12 @@ def left_running() -> list[psutil.Process]:
 
 
 def _ends_by_itself(child: psutil.Process) -> bool:
-    """Whether a process is multiprocessing's resource tracker, which cleans up when its parent has ended."""
+    """Whether a process has ended, or is multiprocessing's resource tracker, which cleans up after its parent."""
     try:
-        return "resource_tracker" in " ".join(child.cmdline())
+        # One that is about to be a zombie has no words any more.
+        return not (words := child.cmdline()) or "resource_tracker" in " ".join(words)
+    except psutil.NoSuchProcess:  # of which ZombieProcess is one
+        return True
     except psutil.Error:
         return False
 
