@@ -1,9 +1,10 @@
 """Runs each exhibit's wrong and right version, and prints which bugs are caught and named, and the false alarms.
 
-    python museum/run.py [--only WORDS] [--out FOLDER] [--write]
+    python museum/run.py [--only WORDS] [--out FOLDER] [--rest] [--write]
 
---only: exhibits with one of these words, separated by commas, in their name, class or source. --out: adds the rows to
-FOLDER/rows.json, in place of older ones. --write: writes the table of museum/README.md, and what was said into each
+--only: exhibits with one of these words, separated by commas, in their name, class or source. --out: adds each row to
+FOLDER/rows.json as it ends, in place of an older one. --rest: runs those alone whose row there is not of this commit,
+as after a run that was cut off. --write: writes the table of museum/README.md, and what was said into each
 exhibit's README.md, from the record. Exhibits whose pinned packages are not installed (museum/install.py), or whose
 library is missing, are skipped and counted. Exit 1 when an exhibit fares worse than in the record.
 """
@@ -251,10 +252,21 @@ def shown(exhibit: Exhibit, row: Row) -> str:
     return "\n".join(lines)
 
 
-def kept() -> list[Row]:
-    """Returns the rows of the record."""
-    path = RECORD / "rows.json"
+def kept(folder: Path = RECORD) -> list[Row]:
+    """Returns the rows of a record."""
+    path = folder / "rows.json"
     return [from_json(Row, each) for each in json.loads(path.read_text())] if path.exists() else []
+
+
+def keep(row: Row, folder: Path) -> None:
+    """Adds a row to a record, in place of an older one. Rows of exhibits that are gone are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {each.name: each for each in (*kept(folder), row)}
+    here = {each.name for each in exhibits()}
+    text = json.dumps([dataclasses.asdict(rows[name]) for name in sorted(rows) if name in here], indent=1)
+    unfinished = folder / "rows.json.unfinished"
+    unfinished.write_text(text + "\n")
+    unfinished.replace(folder / "rows.json")
 
 
 def write(rows: Sequence[Row]) -> None:
@@ -273,12 +285,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="exhibits with one of these words, separated by commas")
     parser.add_argument("--out", type=Path, help="add the rows to this folder's rows.json")
+    parser.add_argument("--rest", action="store_true", help="not those whose row in --out is of this commit")
     parser.add_argument("--write", action="store_true", help="write the tables of the READMEs, from the kept rows")
     options = parser.parse_args()
     words = options.only.split(",")
     many = [each for each in exhibits() if any(word in f"{each.name} {each.kind} {each.source}" for word in words)]
     if not many:
         parser.error(f"--only {options.only}: no exhibit has one of these words in its name, class or source")
+    if options.rest and not options.out:
+        parser.error("--rest needs --out, the folder whose rows it completes")
+    if options.rest:
+        done = {row.name for row in kept(options.out) if row.code == commit()}
+        many = [each for each in many if each.name not in done]
     skipped = {each.name: why for each in many if (why := lacks(each))}
     rows: list[Row] = []
     before = {row.name: row for row in kept()}
@@ -289,14 +307,9 @@ def main() -> int:
                 continue
             rows.append(run(each))
             _print(rows[-1])
+            if options.out:
+                keep(rows[-1], options.out)
     print(summary(rows) + (f"; {len(skipped)} not run" if skipped else ""))
-    if options.out:
-        path = options.out / "rows.json"
-        options.out.mkdir(parents=True, exist_ok=True)
-        older = json.loads(path.read_text()) if path.exists() else []
-        new = {each["name"]: each for each in [*older, *(dataclasses.asdict(row) for row in rows)]}
-        here = {each.name for each in exhibits()}
-        path.write_text(json.dumps([new[name] for name in sorted(new) if name in here], indent=1) + "\n")
     if options.write:
         write(kept())
         return 0

@@ -6,7 +6,7 @@ import ast
 import difflib
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,14 @@ def test_the_record_names_no_place_of_the_machine_that_made_it() -> None:
     text = (run.RECORD / "rows.json").read_text()
     assert "/tmp/" not in text and str(MUSEUM) not in text
     assert {*json.loads(text)[0]} == {field.name for field in fields(run.Row)}
+
+
+def test_a_record_keeps_each_row_as_it_ends_in_place_of_an_older_one(tmp_path: Path) -> None:
+    first, second = run.kept()[:2]
+    for row in (second, first, replace(second, seconds=0.5)):
+        run.keep(row, tmp_path)
+    assert run.kept(tmp_path) == [first, replace(second, seconds=0.5)]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
 
 
 def test_a_bug_is_caught_and_named_and_its_right_version_is_right() -> None:
