@@ -11,18 +11,21 @@ from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 
-from corpus.faults.by_hand import EXPERTS, FAULTS, LAYERS, SEQUENCE
+from corpus.faults.by_hand import EXPERTS, FAULTS, LAYERS, SEQUENCE, STAGES
 from corpus.healthy import ranks_of
 from corpus.twin import Fault, Healthy, text_of
 
 HEALTHY = [Healthy(LAYERS, ""), Healthy(EXPERTS, "--local"), Healthy(SEQUENCE, "--how ulysses --clip 0.3")]
+HEALTHY += [Healthy(STAGES, "--clip 0.1")]
 NAMED = [
     (LAYERS, "gradient_incomplete_along_axis"),
     (LAYERS, "module_computes_otherwise"),
     (LAYERS, "pieces_begin_alike"),
     (EXPERTS, "gradient_scaled_along_axis"),
+    (EXPERTS, "exchange_is_cut_off"),
     (SEQUENCE, "gradient_scaled_along_axis"),
     (SEQUENCE, "module_computes_otherwise"),
+    (STAGES, "clipped_by_stage_norms"),
 ]
 PLANTED = [next(fault for fault in FAULTS if (fault.script, fault.kind) == named) for named in NAMED]
 

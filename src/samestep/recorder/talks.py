@@ -41,8 +41,10 @@ OF_FUNCTIONAL = (
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_autograd",
 )
-# Whose collectives say nothing of a model that the script divides: SyncBatchNorm's, and the wrappers'.
-OF_TORCH = ("torch.nn.", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor")
+C10D = "torch.distributed.distributed_c10d"
+# Whose collectives say nothing of a model that the script divides: SyncBatchNorm's, and the wrappers'. What another of
+# torch's own calls, as a batch each operation in it, is noted with that.
+OF_TORCH = ("torch.nn.", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor", C10D)
 PIPELINES = "torch.distributed.pipelining.stage"
 
 
@@ -87,14 +89,13 @@ class Talks:
         def new_operation(*args: Any, **kwargs: Any) -> Any:
             computes = self._in_forward or in_backward()
             if (computes or name in POINT_TO_POINT) and not torch.compiler.is_compiling():
-                peer = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 else None))
-                peers = [peer] if name in POINT_TO_POINT else None
+                peers = [_peer(args, kwargs)] if name in POINT_TO_POINT else None
                 self._note(name, args, kwargs, peers=peers, caller=sys._getframe(1).f_globals.get("__name__", ""))
             return operation(*args, **kwargs)
 
         setattr(owner, name, new_operation)
         # A P2POp takes torch's own functions alone, which it knows by this module.
-        own: Any = sys.modules["torch.distributed.distributed_c10d"]
+        own: Any = sys.modules[C10D]
         if owner is dist and name in POINT_TO_POINT:
             setattr(own, name, new_operation)
 
@@ -124,6 +125,16 @@ class Talks:
         if len(ranks) > 1:
             place = 0 if self._in_forward else 1 if in_backward() else 2
             self._counts.setdefault(ranks, (Counter(), Counter(), Counter()))[place][name] += 1
+
+
+def _peer(args: Any, kwargs: Any) -> int | None:
+    """Returns the other rank of a point-to-point operation; None where it is not said."""
+    for name in ("group_dst", "group_src"):
+        if kwargs.get(name) is not None:
+            group: Any = kwargs.get("group") or dist.group.WORLD
+            return dist.get_global_rank(group, kwargs[name])
+    peer: int | None = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 else None))
+    return peer
 
 
 def _members(args: Any, kwargs: Any) -> tuple[int, ...]:

@@ -50,3 +50,35 @@ def test_the_module_that_returns_something_else(returned: list[torch.Tensor], mo
     assert finding.divergence and finding.divergence.cause == finding.message
     other = Finding("rows", "right", message("one_rank"))
     assert with_module(other, ranks, ONE_PROCESS, "tp", 2) == other
+
+
+def nested(number: int, inner: torch.Tensor, outer: torch.Tensor, head: torch.Tensor) -> ScriptRecord:
+    """A rank whose module 'down' is in one that adds its sums up, before a head."""
+    given = INPUTS[:, 2 * number : 2 * number + 2] if number >= 0 else INPUTS
+    modules = [
+        ModuleRecord("mlp.down", moments(given), moments(inner)),
+        ModuleRecord("mlp", moments(INPUTS), moments(outer)),
+        ModuleRecord("head", moments(INPUTS), moments(head)),
+        ModuleRecord("", moments(INPUTS), moments(head)),
+    ]
+    return ScriptRecord(max(number, 0), 2, {}, [], [], "steps", [], 0.1, [], modules=modules)
+
+
+TOTAL = sum(PARTIAL)
+ONE_NESTED = nested(-1, TOTAL, TOTAL, TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("outer", "head", "module"),
+    [
+        ([TOTAL, TOTAL], [TOTAL, TOTAL], None),
+        ([TOTAL, TOTAL], [2 * TOTAL, 2 * TOTAL], "head"),
+        (PARTIAL, PARTIAL, "mlp.down"),  # never added up, by nothing around it
+        ([2 * TOTAL, 2 * TOTAL], [TOTAL, TOTAL], "mlp.down"),  # added up twice: in the module, or around it
+    ],
+)
+def test_sums_that_a_module_around_adds_up(
+    outer: list[torch.Tensor], head: list[torch.Tensor], module: str | None
+) -> None:
+    ranks = [nested(n, PARTIAL[n], outer[n], head[n]) for n in range(2)]
+    assert first_module_apart(ranks, ONE_NESTED) == module

@@ -22,7 +22,8 @@ from samestep.records.tensor_files import write_arrays
 class Case:
     """A recording and its replay. factor: of the replay's gradients, from step `since` on. clipped: the norms, on the
     ranks and in the replay, by which they are multiplied after that. rate: the last optimizer's in the replay. turned:
-    whether the replay's gradients have their elements in another order, from step `since` on. targets: of rank 1."""
+    whether the replay's gradients have their elements in another order, from step `since` on. targets: of rank 1.
+    part: by how much one element of the replay's gradients is another, of the ranks' greatest one."""
 
     folder: Path
     factor: float = 1.0
@@ -36,6 +37,7 @@ class Case:
     clipped: tuple[float, float] | None = None
     turned: bool = False
     targets: int = 3
+    part: float = 0.0
     found: ReplayRecord = field(
         default_factory=lambda: ReplayRecord(micro_batches=1, distances={"a.bias": Distance(1.0, 0.0)})
     )
@@ -78,6 +80,8 @@ class Case:
         on_ranks, in_replay = self.clipped or (1.0, 1.0)
         order = -1 if self.turned and step >= self.since else 1
         arrays = {f"taken {name}": array[::order] * factor * in_replay for name, array in taken.items()}
+        if self.part:
+            arrays[f"taken {NAMES[0]}"][0] += self.part * max(abs(array).max() for array in taken.values())
         if self.clipped:
             arrays |= {f"unclipped {name}": array * factor for name, array in taken.items()}
             for rank in range(SIZE):
@@ -120,6 +124,11 @@ def test_a_gradient_of_another_scale_is_named(
     assert (found.answer, found.message.id) == ("differs" if cause else "right", cause or "gradient_of_one_process")
     assert cause != "loss_is_scaled" or found.message.fields["factor"] == pytest.approx(1 / factor)
     assert not cause or (found.divergence and found.divergence.step == since)
+
+
+def test_a_part_of_the_gradient_that_differs_little_is_no_factor(tmp_path: Path) -> None:
+    found = Case(tmp_path, part=1e-3).judge()[GRADIENT]
+    assert (found.answer, found.message.id) == ("differs", "loss_depends_on_ranks")
 
 
 @pytest.mark.parametrize(

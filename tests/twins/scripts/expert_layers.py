@@ -103,6 +103,8 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             for name, p in model.named_parameters():
+                if p.grad is None:
+                    continue  # of an expert that no row has chosen
                 if "experts" in name:
                     p.grad /= world  # it holds the sum over all ranks' rows
                 else:

@@ -15,7 +15,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.hand_written_stages import shapes_apart, stages_that_talk
+from samestep.proof.script.hand_written_stages import clipped_together, shapes_apart, stages_that_talk
 from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.pipelines import PipelineLayout, pipeline_findings, ranks_of_stages
@@ -260,6 +260,10 @@ def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
         finding = _together(question, of_stages)
         if question == "gradient" and finding.answer == "right":
             finding = _scaled_apart(stages, record) or finding
+        # Which norm is the whole one, no stage tells by itself.
+        is_by_norm = finding.answer == "right" or finding.message.id == "clipped_by_another_norm"
+        if question == "clipping" and is_by_norm and len(stages) > 1:
+            finding = clipped_together(stages, record) or finding
         findings.append(finding)
     return findings
 
@@ -279,11 +283,11 @@ def _together(question: Question, findings: Mapping[int, Finding]) -> Finding:
 
 
 def _with_global_rank(finding: Finding, stage: Ranks) -> Finding:
-    """Returns an answer with the number that a rank has among all."""
+    """Returns an answer with the number that a rank has among all; of no rank, that of the stage's first."""
     divergence = finding.divergence
-    if divergence is None or divergence.rank is None:
+    if divergence is None:
         return finding
-    return replace(finding, divergence=replace(divergence, rank=stage[divergence.rank].rank))
+    return replace(finding, divergence=replace(divergence, rank=stage[divergence.rank or 0].rank))
 
 
 def _has_loss(stage: Ranks) -> bool:

@@ -113,12 +113,11 @@ def _held(rank: ScriptRecord) -> tuple[dict[str, int], dict[str, list[int]]]:
 @dataclass(frozen=True)
 class Division:
     """What a replay has shown: how the model is divided. axis: 'tensor', 'expert' or 'sequence'. held: parameter of one
-    process -> what each rank holds. exchanges_rows: whether ranks send rows to each other in a forward pass."""
+    process -> what each rank holds."""
 
     layout: ByHand
     axis: str
     held: dict[str, list[HeldPiece]]
-    exchanges_rows: bool
 
     @classmethod
     def of(cls, layout: ByHand, ranks: Ranks, result: ReplayRecord) -> Division | None:
@@ -133,12 +132,17 @@ class Division:
         # Experts are whole modules, each on one rank, which has the rows of all ranks: sent to it, or gathered.
         by_module = all(held[name][0].dimension < 0 for name in divided)
         sees_all = exchanges or (by_module and any("all_gather" in name for name in said))
-        axis = "sequence" if not divided else "expert" if sees_all and not layout.shares_rows else "tensor"
-        return cls(layout, axis, held, exchanges)
+        are_experts = sees_all and (not layout.shares_rows or (exchanges and by_module))
+        return cls(layout, "sequence" if not divided else "expert" if are_experts else "tensor", held)
 
     def is_divided(self, name: str) -> bool:
         """Whether ranks hold other parts of a parameter of one process."""
         return self.held[name][0].dimension >= 0 or len(self.held[name]) < self.layout.size
+
+    @property
+    def parts(self) -> list[HeldPiece]:
+        """What ranks of the first replica hold alone."""
+        return [piece for name, pieces in self.held.items() if self.is_divided(name) for piece in pieces]
 
     def described(self) -> Message:
         """Returns what the division is, to be told beside the findings."""

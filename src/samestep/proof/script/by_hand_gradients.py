@@ -17,6 +17,7 @@ from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ScriptRecord, of_kind
 
 NEAR = 1e-3
+CUT_OFF = ("all_to_all", "all_gather", "reduce_scatter")  # of torch.distributed: what they return has no graph
 SMALL = 1e-2  # of all gradients' size: the rounding of smaller ones is not their own
 Gradients = dict[int, dict[str, Array]]  # rank -> parameter -> its gradient there
 
@@ -92,6 +93,8 @@ def replayed_gradients(
         bound = (LATER if step else FIRST) * coarser_of(ranks)
         pairs = [_arrays(division, ranks, record, replay, step, kinds) for kinds in ((TAKEN, UNCLIPPED), (TAKEN,))]
         before, after = (Compared.of(division, *pair, bound) for pair in pairs)
+        if step == 0 and (finding := _cut_off(before, ranks)):
+            return [finding]
         distances.append(before.distance)
         first = first or before.distance
         is_clipped = is_clipped or any(rank.steps[step].clips for rank in ranks)
@@ -219,6 +222,31 @@ def _scaled(compared: Compared, factor: float, told_ranks: int) -> Message:
 
 def _is(factor: float, ranks: int) -> bool:
     return any(abs(factor / by - 1) <= NEAR for by in (ranks, 1 / ranks))
+
+
+def _cut_off(compared: Compared, ranks: Ranks) -> Finding | None:
+    """Finds parts of the model that compute in a forward pass and get no gradient, where what ranks hand on to each
+    other has no graph. One process may cut it off, too."""
+    division = compared.division
+    operations = [name for rank in ranks for talk in rank.talks for name in talk.forward if name.startswith(CUT_OFF)]
+    cut = []
+    for rank in ranks if operations else ():
+        computes = {module.name for module in rank.modules if module.given.count and module.returned.count}
+        held = [piece.name for piece in division.parts if piece.rank == division.layout.like(rank.rank)]
+        own = compared.recorded[rank.rank]
+        cut += [
+            (rank.rank, name)
+            for name in held
+            if name.rpartition(".")[0] in computes and not norm(own.get(name, np.zeros(1)))
+        ]
+    if not cut:
+        return None
+    number, name = cut[0]
+    figures = {"parameters": len({name for _, name in cut}), "operation": max(operations), "ranks": len(ranks)}
+    cause = message("exchange_is_cut_off", axis=division.axis, **figures)
+    quantity, wanted = f"gradient along {division.axis}", message("gradient_of_one_process_of_a_part")
+    found = message("a_norm", norm=0.0)
+    return differs("gradient", quantity, cause, step=0, tensor=name, rank=number, expected=wanted, found=found)
 
 
 def _not_reduced(compared: Compared) -> Message | None:

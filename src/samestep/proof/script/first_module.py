@@ -33,18 +33,28 @@ def at_module(finding: Finding, ranks: Ranks) -> Finding:
 
 def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
     """Returns the first module that was given what one process gives it, put together over the ranks, and returned
-    something else; None where none has, or they cannot be told apart."""
-    of_ranks = [_by_call(rank) for rank in ranks]
+    something else; None where none has, or they cannot be told apart.
+
+    A module that returns sums which are still to be added up over the ranks is right where one around it returns what
+    one process does, and else the first.
+    """
+    of_ranks, partial = [_by_call(rank) for rank in ranks], list[str]()
     for call, (given, returned) in _by_call(one_process).items():
         if not all(call in of_rank for of_rank in of_ranks):
             continue
-        are_given, are_returned = (
-            _are_together([of_rank[call][side] for of_rank in of_ranks], whole)
-            for side, whole in enumerate((given, returned))
-        )
+        parts = [[of_rank[call][side] for of_rank in of_ranks] for side in (0, 1)]
+        are_given, are_returned = (_are_together(*pair) for pair in zip(parts, (given, returned)))
+        if are_returned and returned[0]:
+            partial = [name for name in partial if not _is_inside(name, call[0])]
         if are_given and are_returned is False:
-            return call[0]
-    return None
+            if not _are_partial(parts[1], returned):
+                return next((name for name in partial if _is_inside(name, call[0])), call[0])
+            partial.append(call[0])
+    return partial[0] if partial else None
+
+
+def _is_inside(name: str, module: str) -> bool:
+    return name.startswith(f"{module}." if module else "") and name != module
 
 
 Sums = tuple[int, list[float]]
@@ -73,3 +83,12 @@ def _are_together(parts: Sequence[Sums], whole: Sums) -> bool | None:
     added = [sum(values) / copies for values in zip(*(part[1] for part in parts))]
     near = abs(added[0] - sums[0]) <= SAME_SUMS * size and abs(added[1] - sums[1]) <= SAME_SUMS * size
     return bool(near and abs(added[2] - sums[2]) <= SAME_SUMS * max(sums[2], 1e-12))
+
+
+def _are_partial(parts: Sequence[Sums], whole: Sums) -> bool:
+    """Whether the elements of one process are the sums over ranks of theirs, of which each has another part."""
+    count, sums = whole
+    total = sum(part[0] for part in parts)
+    size = max(sum(part[1][1] for part in parts), 1e-12)
+    is_sum = abs(sum(part[1][0] for part in parts) - sums[0]) <= SAME_SUMS * size
+    return bool(is_sum and total > count and any(part[1] != parts[0][1] for part in parts))

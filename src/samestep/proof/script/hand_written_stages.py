@@ -1,10 +1,18 @@
 """Ranks that are no replicas, though their parameters have the same names: stages of a pipeline that a script writes
-itself, each of which numbers its layers from 0."""
+itself, each of which numbers its layers from 0; and by which norm such stages are clipped."""
 
 from __future__ import annotations
 
-from samestep.proof.script.findings import Ranks
-from samestep.records.script import ScriptRecord
+import math
+from collections.abc import Sequence
+
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.step_gradients import norm, norm_of_all
+from samestep.records.record import Record
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, of_kind
+
+SAME_FACTOR = 1e-2  # relative
 
 
 def stages_that_talk(ranks: Ranks) -> list[list[ScriptRecord]]:
@@ -41,3 +49,55 @@ def shapes_apart(ranks: Ranks) -> str | None:
         if known.setdefault(name, shape) != shape:
             return name
     return None
+
+
+def clipped_together(stages: Sequence[Ranks], record: Record) -> Finding | None:
+    """Answers 'clipping' of stages that torch's functions clip by a norm, which is to be that of all stages. None where
+    no step is clipped so on each stage."""
+    limits, reached = list[float](), 0
+    for step in common_steps([rank for stage in stages for rank in stage]):
+        clips = [stage[0].steps[step].clips for stage in stages]
+        factors = [_factor(stage[0], record, step) for stage in stages]
+        known = [factor for factor in factors if factor is not None]
+        if len(known) < len(stages) or any(len(of_stage) != 1 or of_stage[0].limit is None for of_stage in clips):
+            continue
+        limits.append(clips[0][0].limit or 0.0)
+        reached += min(known) < 1 - SAME_FACTOR
+        apart = next((number for number, factor in enumerate(known) if _are_apart(factor, known[0])), None)
+        if apart is not None:
+            cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known])
+            return _another_factor(cause, step, stages[apart], known[0], known[apart])
+        wanted = _factor_of_all(stages, record, step, limits[-1])
+        if wanted is not None and _are_apart(known[0], wanted):
+            return _another_factor(message("clipped_by_another_norm"), step, stages[0], wanted, known[0])
+    if not limits:
+        return None
+    if not reached:
+        return Finding("clipping", "unknown", message("no_step_reached_the_limit", limit=limits[0]))
+    return Finding("clipping", "right", message("clipped_by_the_whole_norm", steps=reached))
+
+
+def _another_factor(cause: Message, step: int, stage: Ranks, expected: float, found: float) -> Finding:
+    quantity = "factor along stage"
+    return differs("clipping", quantity, cause, step=step, rank=stage[0].rank, expected=expected, found=found)
+
+
+def _are_apart(factor: float, wanted: float) -> bool:
+    return abs(factor / wanted - 1) > SAME_FACTOR
+
+
+def _factor(rank: ScriptRecord, record: Record, step: int) -> float | None:
+    """Returns by what clipping has multiplied a rank's gradients; None where they were not clipped."""
+    arrays = record.arrays(STEP.format(step), rank.rank)
+    taken, before = of_kind(arrays, TAKEN), of_kind(arrays, UNCLIPPED)
+    name = max(before, key=lambda parameter: norm(before[parameter]), default="")
+    return norm(taken[name]) / norm(before[name]) if name in taken and norm(before[name]) else None
+
+
+def _factor_of_all(stages: Sequence[Ranks], record: Record, step: int, limit: float) -> float | None:
+    """Returns the factor by which the norm of all stages clips; None where sums of large tensors do not say it."""
+    arrays = [of_kind(record.arrays(STEP.format(step), stage[0].rank), UNCLIPPED) for stage in stages]
+    if any(array.size >= BUCKETS for of_stage in arrays for array in of_stage.values()):
+        return None
+    whole = math.hypot(*(norm_of_all(of_stage, [*of_stage]) for of_stage in arrays))
+    return min(1.0, limit / (whole + 1e-6))

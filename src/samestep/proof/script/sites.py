@@ -376,6 +376,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "stages_read_other_rows": SHARING,
     "gradient_scaled_along_axis": (REDUCTION, OF_GRADIENTS, *OF_RANKS, DIVISORS, GATHER, BACKWARD),
     "not_reduced_along_axis": (beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
+    "exchange_is_cut_off": (called("collective", "all_to_all"), GATHER, called("collective"), FORWARD),
     "gradient_incomplete_along_axis": (REDUCTION, parameter, FORWARD),
     "module_computes_otherwise": (planned, DIVIDES, parameter, called("collective"), FORWARD),
     "ranks_compute_otherwise": (called("collective"), parameter, FORWARD, BACKWARD),

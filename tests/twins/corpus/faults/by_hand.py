@@ -1,8 +1,9 @@
-"""Models that a script divides itself: by columns and rows, by experts, and along the sequence."""
+"""Models that a script divides itself: by columns and rows, by experts, along the sequence, and into stages."""
 
 from corpus.twin import Fault
 
 LAYERS, EXPERTS, SEQUENCE = "megatron_layers", "expert_layers", "context_layers"
+STAGES = "stages_by_hand"
 GRADIENT = ("gradient", "replayed gradient")
 ANY = "one process|along"
 REDUCED = "dist.all_reduce(p.grad, group=data_group)"
@@ -229,6 +230,19 @@ FAULTS = (
     ),
     Fault(
         EXPERTS,
+        "exchange_is_cut_off",
+        "        output = Exchange.apply(output, sent, received)[order.argsort()]\n",
+        "        returned = torch.empty_like(x)\n"
+        "        dist.all_to_all_single(returned, output, sent, received)\n"
+        "        output = returned[order.argsort()]\n",
+        "dist.all_to_all_single(returned, output, sent, received)",
+        GRADIENT,
+        ANY,
+        "what the experts send back has no graph, so that they get no gradient",
+        arguments="--local",
+    ),
+    Fault(
+        EXPERTS,
         "rows_not_shared_out",
         "    sampler = DistributedSampler(data)\n",
         "    sampler = DistributedSampler(data, num_replicas=1, rank=0)\n",
@@ -308,5 +322,36 @@ FAULTS = (
         ("replayed rate",),
         "rate",
         "a sequence that is shared out is no larger batch",
+    ),
+    Fault(
+        STAGES,
+        "clipped_by_stage_norms",
+        "                clip(model, args.clip, of_replicas[replica])\n",
+        "                nn.utils.clip_grad_norm_(model.parameters(), args.clip)\n",
+        "nn.utils.clip_grad_norm_(model.parameters(), args.clip)",
+        ("clipping",),
+        "norm of the stages",
+        "each stage is clipped by a norm of its own",
+        arguments="--clip 0.1",
+    ),
+    Fault(
+        STAGES,
+        "loss_not_divided_by_accumulation",
+        "(F.cross_entropy(model(given), labels) / parts).backward()",
+        "F.cross_entropy(model(given), labels).backward()",
+        "F.cross_entropy(model(given), labels).backward()",
+        ("loss weight",),
+        "not divided",
+        "the losses of the micro-batches are added up",
+    ),
+    Fault(
+        STAGES,
+        "ranks_never_reduce_gradients",
+        "            for p in model.parameters():\n                dist.all_reduce",
+        "            for p in model.parameters() if stage else ():\n                dist.all_reduce",
+        "for p in model.parameters() if stage else ():",
+        ("gradient",),
+        "reduce",
+        "the first stage's gradients are not reduced over its replicas",
     ),
 )
