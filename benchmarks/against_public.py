@@ -1,6 +1,6 @@
 """Compares public scripts with what they were: their own histories, planted changes of the training, and refactorings.
 
-    python benchmarks/against_public.py --checkouts FOLDER [--only WORDS] [--out FOLDER]
+    python benchmarks/against_public.py --checkouts FOLDER [--only WORDS] [--out FOLDER [--missing]]
 
 FOLDER/OWNER+NAME is a git repository with the commits that tests/against/public.toml names. Each change is made in a
 git repository of its own, of the script as tests/recorder/public_scripts runs it, and `samestep check --against main`
@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from against.changes import Edits, edits_of, tomllib
+from against.changes import Edits, Moves, edits_of, tomllib
 from against.plant import change, first_change, git, named_by, results_of
+from against.public_cases import AGAINST_CASES
 from recorder.public import edited as with_sizes
 from recorder.public import server, taken
-from recorder.public_scripts import CASES
 from recorder.public_scripts.case import Case
 
 CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
@@ -44,7 +45,7 @@ KINDS = ("history", "planted", "refactored")
 @dataclass(frozen=True)
 class Change:
     """A change of a public script. questions: one of which names it; none where it leaves the training as it is.
-    commits: before and after it, of a change of the repository's history."""
+    commits: before and after it, of a change of the repository's history. options: of the command."""
 
     kind: str
     script: str
@@ -53,7 +54,8 @@ class Change:
     edits: Edits = ()
     commits: tuple[str, ...] = ()
     arguments: str | None = None
-    nproc: int = 2
+    options: tuple[str, ...] = ()
+    moves: Moves = ()
 
 
 def changes() -> list[Change]:
@@ -67,7 +69,8 @@ def changes() -> list[Change]:
             edits=edits_of(row.get("edits", [])),
             commits=tuple(row.get("commits", ())),
             arguments=row.get("arguments"),
-            nproc=row.get("nproc", 2),
+            options=tuple(row.get("options", ())),
+            moves=tuple((old, new) for old, new in row.get("moves", ())),
         )
         for kind in KINDS
         for row in rows.get(kind, [])
@@ -79,7 +82,7 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     before = case if not changed.commits else dataclasses.replace(case, commit=changed.commits[0])
     taken(before, checkouts, folder)
-    with_sizes(case, folder, (*case.sizes, *case.edits) if not changed.commits else ())
+    with_sizes(case, folder, (*case.sizes, *(case.edits if not changed.commits else ())))
     # Made data may stand in the place of a file of the repository's.
     if case.prepare and not changed.commits:
         case.prepare(folder)
@@ -91,8 +94,9 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
             if path.name != ".git":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         taken(dataclasses.replace(case, commit=changed.commits[1]), checkouts, folder)
+        with_sizes(case, folder, case.sizes)
         git(folder, "add", "-A")
-    change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits))
+    change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits), changed.moves)
     if case.prepare and changed.commits:
         case.prepare(folder)
 
@@ -100,8 +104,8 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
 def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict[str, Any]:
     made(case, changed, checkouts, folder)
     cwd = folder / case.cwd
-    words = ["check", "--against", "main", "--nproc", str(changed.nproc), "--steps", STEPS, "--json", *case.options]
-    words += ["--launcher", "fork"]
+    words = ["check", "--against", "main", "--nproc", str(case.ranks), "--steps", STEPS, "--json", *case.options]
+    words += ["--launcher", "fork", *changed.options]
     words += ["-m", case.module] if case.module else [os.path.relpath(folder / case.script, cwd)]
     words += case.arguments if changed.arguments is None else changed.arguments.split()
     began = time.monotonic()
@@ -151,27 +155,35 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", f"{'; '.join(counts)}. Median {seconds[len(seconds) // 2]} s a comparison.", ""])
 
 
+def rows_of(out: Path | None) -> list[dict[str, Any]]:
+    """Returns the rows that a folder has."""
+    file = out / "rows.jsonl" if out else None
+    return [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+
+
 def written(rows: Sequence[Mapping[str, Any]], asked: Sequence[Change], out: Path) -> None:
     """Writes the rows, with those that the folder has of other changes, in the order of public.toml."""
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "rows.jsonl"
-    kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    of = {(row["kind"], row["script"], row["name"]): row for row in [*kept, *rows]}
+    of = {(row["kind"], row["script"], row["name"]): row for row in [*rows_of(out), *rows]}
     order = [(each.kind, each.script, each.name) for each in asked]
     all_rows = [of[key] for key in order if key in of]
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in all_rows))
+    (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in all_rows))
     (out / "table.md").write_text(table(all_rows))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkouts", type=Path, required=True, help="folder of the repositories, each OWNER+NAME")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="changes whose kind, script and name match this expression")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--missing", action="store_true", help="only changes of which --out has no row")
     options = parser.parse_args()
     asked = changes()
-    cases = {case.name: case for case in CASES}
-    chosen = [each for each in asked if options.only in f"{each.kind} {each.script} {each.name}"]
+    cases = {case.name: case for case in AGAINST_CASES}
+    chosen = [each for each in asked if re.search(options.only, f"{each.kind} {each.script} {each.name}")]
+    if options.missing:
+        recorded = {(row["kind"], row["script"], row["name"]) for row in rows_of(options.out)}
+        chosen = [each for each in chosen if (each.kind, each.script, each.name) not in recorded]
     rows: list[dict[str, Any]] = []
     for kind in dict.fromkeys((cases[each.script].before, bool(cases[each.script].packages)) for each in chosen):
         with server(*kind), tempfile.TemporaryDirectory(prefix="samestep-public-") as temporary:

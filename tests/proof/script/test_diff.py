@@ -93,6 +93,24 @@ def test_the_first_difference_is_named(
     assert first and (first.step, first.found) == (step, found)
 
 
+@pytest.mark.parametrize(("loss", "question"), [(2.0, "gradient"), (2.000002, "gradient"), (2.0001, "loss")])
+def test_a_loss_that_is_hardly_another_one_tells_why_the_gradient_is(
+    loss: float, question: str, tmp_path: Path
+) -> None:
+    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    for folder, value in ((one, 2.0), (other, loss)):
+        for rank in range(2):
+            edit(folder, rank, each_step(lambda step, value=value: with_loss(step, value)))
+    for rank in range(2):
+        arrays = read_arrays(other, rank, "step0")
+        write_arrays(other / f"rank{rank}.step0.npz", {name: value * 1.1 for name, value in arrays.items()})
+    assert differing(diff(one, other))[0] == question
+
+
+def with_loss(step: StepRecord, value: float) -> StepRecord:
+    return replace(step, micro_batches=[replace(batch, value=value) for batch in step.micro_batches])
+
+
 @pytest.mark.parametrize(("end", "wrong"), [(1.005, []), (1.02, ["weights"])])
 def test_weights_that_end_elsewhere_are_within_a_hundredth_of_their_movement(
     end: float, wrong: list[str], tmp_path: Path

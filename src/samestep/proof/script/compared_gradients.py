@@ -16,6 +16,8 @@ from samestep.records.script import Finding, StepRecord
 GROWN = 1e-3  # what rounding may have grown to by the next step
 OF_ITSELF, TINY = 1e-2, 1e-5  # a parameter's gradient against its own norm, where that is no such part of the whole
 SAME_LOSS = 1e-4  # relative
+# From the same weights, where the gradient is another one: a loss that is hardly another one yet tells why.
+FIRST_LOSS = 5e-6
 
 
 def bound_of(pair: RecordPair, number: int) -> float:
@@ -148,11 +150,12 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
     losses = [(loss_of(pair.first, each), loss_of(pair.second, each)) for each in range(last)]
     if any(None in pair_of_losses for pair_of_losses in losses):
         return [*said, Finding("loss", "unknown", message("loss_values_not_recorded"))]
-    near = SAME_LOSS * coarser_of(pair.first)
     others = [
         each
         for each, (first, second) in enumerate(losses)
-        if first is not None and second is not None and not math.isclose(first, second, rel_tol=near, abs_tol=1e-9)
+        if first is not None
+        and second is not None
+        and not math.isclose(first, second, rel_tol=_loss_bound(pair, each, differ), abs_tol=1e-9)
     ]
     if not others:
         return [*said, Finding("loss", "right", message("losses_are_the_same", steps=last))]
@@ -163,6 +166,11 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
     if pair.normalises_by_rank and not others[0]:
         cause = message("rows_normalised_by_rank")
     return [*said, differs("loss", "loss", cause, step=others[0], expected=first_loss, found=second_loss)]
+
+
+def _loss_bound(pair: RecordPair, number: int, differ: bool) -> float:
+    """Returns how far the losses of a step may be apart, relative. differ: whether a gradient differs."""
+    return (FIRST_LOSS if differ and pair.begins_alike(number) else SAME_LOSS) * coarser_of(pair.first)
 
 
 def loss_of(ranks: Ranks, number: int) -> float | None:
