@@ -32,20 +32,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from against.changes import Edits, Moves, edits_of, tomllib
 from against.plant import change, first_change, git, named_by, results_of
 from against.public_cases import AGAINST_CASES
+from recorder.public import STANDINS, server, taken
 from recorder.public import edited as with_sizes
-from recorder.public import server, taken
 from recorder.public_scripts.case import Case
 
 CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
 PATIENCE_S = 300
-STEPS = "4"
+STEPS = 4
 KINDS = ("history", "planted", "refactored")
 
 
 @dataclass(frozen=True)
 class Change:
     """A change of a public script. questions: one of which names it; none where it leaves the training as it is.
-    commits: before and after it, of a change of the repository's history. options: of the command."""
+    commits: before and after it, of a change of the repository's history. packages:
+    that the script had before; its ranks then are no children of the fork server."""
 
     kind: str
     script: str
@@ -54,7 +55,8 @@ class Change:
     edits: Edits = ()
     commits: tuple[str, ...] = ()
     arguments: str | None = None
-    options: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    steps: int = STEPS
     moves: Moves = ()
 
 
@@ -69,7 +71,8 @@ def changes() -> list[Change]:
             edits=edits_of(row.get("edits", [])),
             commits=tuple(row.get("commits", ())),
             arguments=row.get("arguments"),
-            options=tuple(row.get("options", ())),
+            packages=tuple(row.get("packages", ())),
+            steps=row.get("steps", STEPS),
             moves=tuple((old, new) for old, new in row.get("moves", ())),
         )
         for kind in KINDS
@@ -104,8 +107,9 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
 def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict[str, Any]:
     made(case, changed, checkouts, folder)
     cwd = folder / case.cwd
-    words = ["check", "--against", "main", "--nproc", str(case.ranks), "--steps", STEPS, "--json", *case.options]
-    words += ["--launcher", "fork", *changed.options]
+    words = ["check", "--against", "main", "--nproc", str(case.ranks), "--steps", str(changed.steps), "--json"]
+    words += case.options
+    words += [f"--with={each}" for each in changed.packages] or ["--launcher", "fork"]
     words += ["-m", case.module] if case.module else [os.path.relpath(folder / case.script, cwd)]
     words += case.arguments if changed.arguments is None else changed.arguments.split()
     began = time.monotonic()
@@ -115,7 +119,7 @@ def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        env=os.environ | dict(case.env) | {"COLUMNS": "200"},
+        env=os.environ | dict(case.env) | {"COLUMNS": "200"} | (stand_ins(case) if changed.packages else {}),
     )
     row: dict[str, Any] = {"kind": changed.kind, "script": changed.script, "name": changed.name}
     row |= {"commits": [*changed.commits], "code": done.returncode, "seconds": round(time.monotonic() - began, 1)}
@@ -135,6 +139,12 @@ def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict
         row["told"] = place.text if place else ""
     right = question in changed.questions if changed.questions else done.returncode == 0
     return {**row, "right": right, "caught": done.returncode == 1}
+
+
+def stand_ins(case: Case) -> dict[str, str]:
+    """Returns the variables by which ranks that no fork server starts import a case's stand-ins."""
+    path = os.pathsep.join([str(STANDINS / "at_start"), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, "STANDINS": " ".join(case.before)}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

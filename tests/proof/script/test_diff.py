@@ -14,7 +14,17 @@ from samestep.commands.judge_records import diff
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.records.files import read, write
-from samestep.records.script import END, PLAN, START, STEP, DiffResults, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.script import (
+    END,
+    PLAN,
+    START,
+    STEP,
+    DiffResults,
+    ScriptPlan,
+    ScriptRecord,
+    StepRecord,
+    UntrainedRecord,
+)
 from samestep.records.tensor_files import read_arrays, write_arrays
 
 
@@ -109,6 +119,21 @@ def test_a_loss_that_is_hardly_another_one_tells_why_the_gradient_is(
 
 def with_loss(step: StepRecord, value: float) -> StepRecord:
     return replace(step, micro_batches=[replace(batch, value=value) for batch in step.micro_batches])
+
+
+@pytest.mark.parametrize(("moves", "stays"), [(False, ["average"]), (True, None)])
+def test_an_average_that_no_recorded_step_moves_is_said_not_to_be_compared(
+    moves: bool, stays: list[str] | None, tmp_path: Path
+) -> None:
+    folders = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    held = {"average.a.weight": UntrainedRecord("frozen", "average", start=1)}
+    for folder in folders:
+        for rank in range(2):
+            edit(folder, rank, lambda record: replace(record, untrained=held))
+            if moves:
+                edit(folder, rank, each_step(lambda step: replace(step, changed={"average.a.weight": 7}), since=1))
+    said = finding_of(diff(*folders), "frozen weights").message
+    assert said == message("averages_are_the_same", networks=stays)
 
 
 @pytest.mark.parametrize(("end", "wrong"), [(1.005, []), (1.02, ["weights"])])

@@ -9,6 +9,7 @@ import numpy as np
 from samestep.errors import TrainingFailed
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, differs, digest
+from samestep.proof.script.frozen_weights import copies_that_stay
 from samestep.proof.script.matching import matched
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, WEIGHTS, coarser_of
@@ -127,7 +128,10 @@ def averages(pair: RecordPair) -> list[Finding]:
             cause = message("same_weights_other_average", network=first[apart[0]].network)
             what = "frozen weights after the step"
             return [differs(question, what, cause, step=number, tensor=apart[0], expected=expected, found=found)]
-    return [Finding(question, "right", message("averages_are_close" if close else "averages_are_the_same"))]
+    stay = sorted({*copies_that_stay(pair.first)} & {*copies_that_stay(pair.second)}) or None
+    if close:
+        return [Finding(question, "right", message("averages_are_close", networks=stay))]
+    return [Finding(question, "right", message("averages_are_the_same", networks=stay))]
 
 
 def _is_close(
