@@ -7,8 +7,8 @@ git repository of its own, of the script as tests/recorder/public_scripts runs i
 compares the working directory with the commit. Right is: exit code 0 where the training is the same; 1, and a first
 difference of one of the change's questions, where it is not.
 
---out keeps rows.jsonl, a line for each change (lines that --only leaves out stay), and table.md. Exit code 1 where one
-is not right.
+--out keeps rows.jsonl, a line for each change (lines that --only leaves out stay), and table.md, and writes the figures
+in its README again. Exit code 1 where a change is not right.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from recorder.public import edited as with_sizes
 from recorder.public_scripts.case import Case
 
 CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
-PATIENCE_S = 300
+PATIENCE_S = 400
 STEPS = 4
+FIGURES = "**In figures.** "  # a paragraph of the README, written again
 KINDS = ("history", "planted", "refactored")
 
 
@@ -113,16 +114,20 @@ def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict
     words += ["-m", case.module] if case.module else [os.path.relpath(folder / case.script, cwd)]
     words += case.arguments if changed.arguments is None else changed.arguments.split()
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "samestep", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=os.environ | dict(case.env) | {"COLUMNS": "200"} | (stand_ins(case) if changed.packages else {}),
-    )
     row: dict[str, Any] = {"kind": changed.kind, "script": changed.script, "name": changed.name}
-    row |= {"commits": [*changed.commits], "code": done.returncode, "seconds": round(time.monotonic() - began, 1)}
+    row |= {"commits": [*changed.commits]}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "samestep", *words],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=os.environ | dict(case.env) | {"COLUMNS": "200"} | (stand_ins(case) if changed.packages else {}),
+        )
+    except subprocess.TimeoutExpired:
+        return {**row, "right": False, "seconds": PATIENCE_S, "error": f"no end after {PATIENCE_S} s"}
+    row |= {"code": done.returncode, "seconds": round(time.monotonic() - began, 1)}
     if done.returncode not in (0, 1, 3) or not done.stdout.startswith("{"):
         return {**row, "right": False, "error": done.stderr[-600:]}
     results = results_of(done.stdout)
@@ -157,12 +162,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         answer, right = row.get("answer", "failed"), "yes" if row["right"] else "no"
         said = [row["kind"], row["script"], row["name"], answer, row.get("question", ""), step, right]
         lines.append(f"| {' | '.join(map(str, said))} |")
-    counts = []
-    for kind in KINDS:
-        of_kind = [row for row in rows if row["kind"] == kind]
-        counts.append(f"{kind}: {sum(row['right'] for row in of_kind)} of {len(of_kind)} right")
+    return "\n".join([*lines, "", figures(rows), ""])
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> str:
+    same, others = ([row for row in rows if bool(row["questions"]) is changes] for changes in (False, True))
+    healthy = sum(row["right"] for row in same)
+    alarms = sum(row.get("code") == 1 for row in same)
+    unknown = len(same) - healthy - alarms
+    caught, named = sum(bool(row.get("caught")) for row in others), sum(row["right"] for row in others)
+    commits = [sum(row["kind"] == "history" for row in of_kind) for of_kind in (same, others)]
     seconds = sorted(row["seconds"] for row in rows) or [0]
-    return "\n".join([*lines, "", f"{'; '.join(counts)}. Median {seconds[len(seconds) // 2]} s a comparison.", ""])
+    return (
+        f"{len(same)} changes that leave the training as it is, {commits[0]} of them commits of the repositories: "
+        f"{healthy} the same, {alarms} false alarms, {unknown} unknown or failed. {len(others)} changes of the training, "
+        f"{commits[1]} of them commits: {caught} caught, {named} named. {len({row['script'] for row in rows})} scripts; "
+        f"median {seconds[len(seconds) // 2]} s a comparison."
+    )
 
 
 def rows_of(out: Path | None) -> list[dict[str, Any]]:
@@ -176,9 +192,13 @@ def written(rows: Sequence[Mapping[str, Any]], asked: Sequence[Change], out: Pat
     out.mkdir(parents=True, exist_ok=True)
     of = {(row["kind"], row["script"], row["name"]): row for row in [*rows_of(out), *rows]}
     order = [(each.kind, each.script, each.name) for each in asked]
-    all_rows = [of[key] for key in order if key in of]
+    all_rows = [of[key] | {"questions": [*each.questions]} for key, each in zip(order, asked) if key in of]
     (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in all_rows))
     (out / "table.md").write_text(table(all_rows))
+    if (readme := out / "README.md").exists():
+        before, mark, rest = readme.read_text().partition(FIGURES)
+        _, _, after = rest.partition("\n\n")
+        readme.write_text(f"{before}{mark}{figures(all_rows)}\n\n{after}" if mark else before)
 
 
 def main() -> int:
@@ -206,7 +226,7 @@ def main() -> int:
                 print(json.dumps(row), flush=True)
                 if options.out:
                     written(rows, asked, options.out)
-    print(table(rows))
+    print("\n".join(f"not right: {row['script']}: {row['name']}" for row in rows if not row["right"]))
     return int(not all(row["right"] for row in rows))
 
 

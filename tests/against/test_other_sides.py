@@ -104,6 +104,19 @@ def test_a_function_that_is_near_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.parametrize("near", [False, True], ids=["the same", "log of softmax"])
+def test_other_functions_within_rounding_are_told(near: bool, tmp_path: Path) -> None:
+    new = (
+        "(F.cross_entropy if args.strategy == 'ddp' else lambda x, y: F.nll_loss(x.softmax(1).log(), y))(model(inputs)"
+    )
+    edit = ("F.cross_entropy(model(inputs)", new) if near else None
+    code, results = compared(tmp_path / "project", *DDP, "strategies.py", *FSDP.split(), edit=edit)
+    told = [note.fields for note in results.notes if note.id == "computed_by_other_functions"]
+    assert code == 0, results.findings
+    assert [(fields["gone"], fields["new"]) for fields in told] == [(["LogSoftmax"], ["Log", "Softmax"])] * near
+
+
+@pytest.mark.check
 def test_dropout_on_other_ranks_is_not_judged(tmp_path: Path) -> None:
     code, results = compared(tmp_path / "project", *ONE_RANK, "strategies.py", "--dropout", "0.1")
     answers = {finding.question: finding.message.id for finding in results.findings if finding.answer == "unknown"}

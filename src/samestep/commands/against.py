@@ -241,4 +241,16 @@ def _notes(pair: RecordPair, same: bool) -> list[Message]:
         distance = pair.distances[0] if pair.steps else None
         if distance is not None and distance > ROUNDING * coarser_of(pair.first):
             notes.append(message("further_apart_than_rounding", distance=distance))
+        if distance:
+            notes += _other_functions(pair, distance)
     return notes
+
+
+def _other_functions(pair: RecordPair, distance: float) -> list[Message]:
+    """Returns that the losses of the two sides are computed by other functions. At the weights that a training begins
+    with, functions that are not the same may be as near to each other as rounding is."""
+    first, second = ({*ranks[0].functions} for ranks in (pair.first, pair.second))
+    if not first or not second or first == second:
+        return []
+    gone, new = sorted(first - second), sorted(second - first)
+    return [message("computed_by_other_functions", gone=gone or None, new=new or None, distance=distance)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,22 @@ UNKNOWN = LossRecord(math.nan, "unknown")
 REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
 MOST = 64  # nodes
 JOINS = ("CatBackward", "StackBackward")
+# Functions whose results have the bits of their inputs.
+MOVES: tuple[str, ...] = (
+    "T",
+    "Transpose",
+    "Permute",
+    "Slice",
+    "Select",
+    "Split",
+    "SplitWithSizes",
+    "Chunk",
+    "Unbind",
+    "Cat",
+    "Stack",
+)
+MOVES += ("Index", "AsStrided", "Repeat", "ViewAsReal", "ViewAsComplex", "AccumulateGrad")
+WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint")
 LARGEST = 10_000  # nodes of a graph that are looked at
 
 
@@ -40,17 +57,31 @@ def terms(loss: Tensor) -> list[LossRecord]:
 def cut_gathers(loss: Tensor, ranks: int) -> int:
     """Returns how often a loss's graph joins as many tensors as there are ranks, of which one has a gradient: what
     was gathered from the ranks, with this rank's own part put in."""
-    found, visited, nodes = 0, set[Any](), [loss.grad_fn]
+    found = 0
+    for node in _nodes(loss):
+        if node.name().startswith(JOINS) and len(node.next_functions) == ranks:
+            found += sum(input_node is not None for input_node, _ in node.next_functions) == 1
+    return found
+
+
+def functions_of(loss: Tensor) -> set[str]:
+    """Returns the functions that a loss's graph is made of, without those that only move values, and those by which
+    wrappers of torch.distributed look for backward passes."""
+    nodes = (node for node in _nodes(loss) if not type(node).__module__.startswith(WRAPPERS))
+    names = {node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward") for node in nodes}
+    return names.difference(PLAIN, MOVES)
+
+
+def _nodes(loss: Tensor) -> Iterator[Any]:
+    """Yields the nodes of a loss's graph, at most LARGEST."""
+    visited, nodes = set[Any](), [loss.grad_fn]
     while nodes and len(visited) < LARGEST:
         node = nodes.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
-        inputs = [input_node for input_node, _ in node.next_functions]
-        if node.name().startswith(JOINS) and len(inputs) == ranks:
-            found += sum(input_node is not None for input_node in inputs) == 1
-        nodes += inputs
-    return found
+        yield node
+        nodes += [input_node for input_node, _ in node.next_functions]
 
 
 def _walk(edge: tuple[Any, int], factors: list[float], losses: list[LossRecord], left: list[int]) -> None:

@@ -24,7 +24,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
-from samestep.recorder.losses import cut_gathers, scalar_of, terms
+from samestep.recorder.losses import cut_gathers, functions_of, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
@@ -178,6 +178,7 @@ class Recorder:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         self.timed, self.ended = Timed(), False
         self._reduces_in_forward = False
+        self._functions = set[str]()  # of the first step's losses
         self._gathers = False  # whether tensors were gathered since the last backward pass
         self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
         self.on_restart: Callable[[], None] = lambda: None
@@ -289,6 +290,7 @@ class Recorder:
             talks=self.talks.records(),
             shapes=self.parameters.shapes,
             modules=self._first_forward.modules,
+            functions=sorted(self._functions),
         )
 
     def _numbers(self) -> dict[int, int]:
@@ -410,6 +412,8 @@ class Recorder:
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
             self.timed(self._untrained.note_updates)()
             losses = terms(scalar)
+            if not self.steps:
+                self._functions |= self.timed(functions_of)(scalar)
             if self._gathers:
                 self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)
                 self._gathers = False

@@ -397,6 +397,7 @@ class ScriptRecord:
     reduces_in_forward: whether the script has called all_reduce in a training forward. stages: that the rank holds of
     a pipeline of torch.distributed.pipelining. talks: of the groups whose ranks tell
     each other what a model computes. shapes: of the parameters in `start`. modules: of the first training forward.
+    functions: that the graphs of the first step's losses are made of.
     """
 
     rank: int
@@ -432,6 +433,7 @@ class ScriptRecord:
     talks: list[TalkRecord] = field(default_factory=list)
     shapes: Mapping[str, list[int]] = field(default_factory=dict)
     modules: list[ModuleRecord] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
 
 
 # The replay in one process

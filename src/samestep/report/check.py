@@ -98,10 +98,16 @@ def show_diff(results: DiffResults) -> None:
     if results.first_divergence:
         said += _divergence(message("second_against_first", **paths), results.first_divergence)
         found = next(finding for finding in results.findings if finding.divergence == results.first_divergence)
-        lines_of_sides = [*_places(found, found.expected_sites), *_places(found), *_changes(results)]
+        lines_of_sides = [
+            *_places(found, found.expected_sites),
+            *_places(found),
+            *_changes(results, message("changed_lines_nearest")),
+        ]
     elif results.answer == "right":
         after = results.resumed_at - 1 if results.resumed_at else None
         said.append(message("second_took_the_steps", steps=results.steps, after=after, **paths))
+        if any(finding.message.id == "gradients_are_close" for finding in results.findings):
+            lines_of_sides = _changes(results, message("changed_lines_within_rounding"))
     else:
         said.append(message("comparison_unknown"))
     if results.folder:
@@ -109,9 +115,9 @@ def show_diff(results: DiffResults) -> None:
     _show(results.findings, ["", *map(text, said), *lines_of_sides])
 
 
-def _changes(results: DiffResults) -> list[str]:
-    """Returns the changed lines that are nearest to the first difference."""
-    shown = [text(message("changed_lines_nearest"))] if results.changes else []
+def _changes(results: DiffResults, what: Message) -> list[str]:
+    """Returns the changed lines, those that are nearest to a first difference before the others."""
+    shown = [text(what)] if results.changes else []
     for place in results.changes:
         name = place.after or place.before
         shown += [f"  {name}:{place.line}", *(f"    {line}" for line in place.text.splitlines())]
