@@ -171,13 +171,16 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> str:
     alarms = sum(row.get("code") == 1 for row in same)
     unknown = len(same) - healthy - alarms
     caught, named = sum(bool(row.get("caught")) for row in others), sum(row["right"] for row in others)
+    passed = [row for row in others if row.get("code") == 0]
+    noted = sum(len(row["notes"]) > 1 for row in passed)
     commits = [sum(row["kind"] == "history" for row in of_kind) for of_kind in (same, others)]
     seconds = sorted(row["seconds"] for row in rows) or [0]
     return (
         f"{len(same)} changes that leave the training as it is, {commits[0]} of them commits of the repositories: "
-        f"{healthy} the same, {alarms} false alarms, {unknown} unknown or failed. {len(others)} changes of the training, "
-        f"{commits[1]} of them commits: {caught} caught, {named} named. {len({row['script'] for row in rows})} scripts; "
-        f"median {seconds[len(seconds) // 2]} s a comparison."
+        f"{healthy} the same, {alarms} false alarms, {unknown} unknown or failed. {len(others)} changes of the "
+        f"training, {commits[1]} of them commits: {caught} caught, {named} named, {len(passed)} "
+        f"pass as rounding, {noted} of these with a note. "
+        f"{len({row['script'] for row in rows})} scripts; median {seconds[len(seconds) // 2]} s a comparison."
     )
 
 

@@ -19,6 +19,7 @@ from samestep.records.script import (
     PLAN,
     START,
     STEP,
+    ChangedLines,
     DiffResults,
     ScriptPlan,
     ScriptRecord,
@@ -26,6 +27,7 @@ from samestep.records.script import (
     UntrainedRecord,
 )
 from samestep.records.tensor_files import read_arrays, write_arrays
+from samestep.report.check import show_diff
 
 
 def recorded(folder: Path, kind: str = "mean", end: float = 1.0) -> Path:
@@ -115,6 +117,21 @@ def test_a_loss_that_is_hardly_another_one_tells_why_the_gradient_is(
         arrays = read_arrays(other, rank, "step0")
         write_arrays(other / f"rank{rank}.step0.npz", {name: value * 1.1 for name, value in arrays.items()})
     assert differing(diff(one, other))[0] == question
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1.0, False), (1 + 1e-6, True)], ids=["same bits", "within rounding"])
+def test_changed_lines_are_shown_where_the_steps_are_the_same_within_rounding(
+    factor: float, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    for rank in range(2):
+        arrays = read_arrays(other, rank, "step0")
+        write_arrays(other / f"rank{rank}.step0.npz", {name: value * factor for name, value in arrays.items()})
+    place = ChangedLines("model.py", "model.py", 3, "-softcap = 15\n+softcap = 20")
+    results = replace(diff(one, other), changes=[place])
+    assert results.answer == "right"
+    show_diff(results)
+    assert ("+softcap = 20" in capsys.readouterr().out) == shown
 
 
 def with_loss(step: StepRecord, value: float) -> StepRecord:
