@@ -12,7 +12,7 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import without_by_hand
 from samestep.proof.script.by_hand import ByHand, Division
-from samestep.proof.script.judge_by_hand import by_hand_findings
+from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
 from samestep.proof.script.replay import not_replayed
 from samestep.records.files import read
 from samestep.records.record import Record
@@ -34,17 +34,17 @@ def judged_by_hand(
     division = Division.of(layout, ranks, result)
     if division is None:
         return None
+    noted = replace(results, notes=[division.described(), *results.notes])
     replayed = Path(plan.out) / REPLAY_FOLDER
     one_process = read(ScriptRecord, replayed / "rank0.json")
     if result.why_not or len(one_process.steps) != len(ranks[0].steps):
         why = result.why_not or message(
             "replay_takes_other_steps", steps=len(one_process.steps), recorded=len(ranks[0].steps)
         )
-        return without_by_hand(results, layout, [not_replayed(why)])
+        return without_by_hand(noted, layout, [*held_findings(division, ranks, record), not_replayed(why)])
     findings = by_hand_findings(
         division, ranks, one_process, result, record=record, replay=Record(replayed), told_ranks=told_ranks
     )
-    noted = replace(results, notes=[division.described(), *results.notes])
     return without_by_hand(noted, layout, findings)
 
 

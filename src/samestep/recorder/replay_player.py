@@ -147,7 +147,7 @@ class ReplayPlayer:
 
     def stop(self, why: Message, needs_turns: bool = False) -> NoReturn:
         """Ends the replay: it cannot be judged."""
-        self._leave(ReplayRecord(why, self._feed, needs_turns))
+        self._leave(ReplayRecord(why, self._feed, needs_turns, held=self._hand.held if self._hand else {}))
 
     def result(self) -> ReplayRecord:
         """Returns how far from the ranks' weights the replay has ended."""
@@ -354,6 +354,7 @@ class ReplayPlayer:
     def _put_together(self, hand: WholeWeights, new: dict[str, nn.Parameter]) -> None:
         """Puts the weights of a model that the script divides itself together."""
         if missing := hand.add(new):
+            hand.held.clear()  # names that fit by chance tell nothing
             self.stop(message("weights_not_put_together", parameter=missing))
         self._start, self._end = (states | hand.whole(n) for states, n in ((self._start, START), (self._end, END)))
         self._recorder.parameters.cut = hand.cut

@@ -170,6 +170,9 @@ def term(kind: str, row: str, read: int, found: str = "mean") -> MicroBatchRecor
         ([term("NllLoss", "a", 0), term("NllLoss", "a", 0)], True),  # the same rows again
         ([term("NllLoss", "a", 0), term("MseLoss", "b", 0)], True),
         ([MicroBatchRecord([]), MicroBatchRecord([])], False),  # no forward was seen
+        # All forward passes of a pipeline come first; or one forward pass has two losses.
+        ([MicroBatchRecord(["a", "b"], passes=[0], forwards=2), MicroBatchRecord([])], False),
+        ([MicroBatchRecord(["a"], passes=[0], forwards=1), MicroBatchRecord([])], True),
     ],
 )
 def test_losses_with_a_backward_each_are_no_accumulation(micros: list[MicroBatchRecord], several: bool) -> None:

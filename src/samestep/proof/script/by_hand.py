@@ -64,7 +64,7 @@ class ByHand:
             rank
             for replica in replicas
             for place, rank in enumerate(replica)
-            if not shares or _key(read, rows, rank) not in [_key(read, rows, other) for other in replica[:place]]
+            if not shares or not any(_is_same(read, rows, rank, other) for other in replica[:place])
         ]
         return cls(replicas, readers, shares, is_certain)
 
@@ -102,8 +102,9 @@ def _read_rows(rank: ScriptRecord) -> list[list[str]]:
     return [rows for loader_pass in rank.passes if loader_pass.trained for rows in loader_pass.digests[:1]]
 
 
-def _key(read: Sequence[list[list[str]]], rows: Sequence[list[list[str]]], rank: int) -> list[list[str]]:
-    return read[rank] or rows[rank]
+def _is_same(read: Sequence[list[list[str]]], rows: Sequence[list[list[str]]], rank: int, other: int) -> bool:
+    """Whether two ranks have read the same rows, or their models are given the same, where one reads for both."""
+    return read[rank] == read[other] if read[rank] and read[other] else rows[rank] == rows[other]
 
 
 def _held(rank: ScriptRecord) -> tuple[dict[str, int], dict[str, list[int]]]:

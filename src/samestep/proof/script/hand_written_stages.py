@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.step_gradients import norm, norm_of_all
 from samestep.records.record import Record
 from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, of_kind
 
-SAME_FACTOR = 1e-2  # relative
+SAME_FACTOR, NEAR_FACTOR = 1e-4, 1e-2  # relative: of what one norm gives; and of what sums in another order give
 
 
 def stages_that_talk(ranks: Ranks) -> list[list[ScriptRecord]]:
@@ -54,21 +55,21 @@ def shapes_apart(ranks: Ranks) -> str | None:
 def clipped_together(stages: Sequence[Ranks], record: Record) -> Finding | None:
     """Answers 'clipping' of stages that torch's functions clip by a norm, which is to be that of all stages. None where
     no step is clipped so on each stage."""
-    limits, reached = list[float](), 0
+    limits, reached, close = list[float](), 0, SAME_FACTOR * coarser_of(stages[0])
     for step in common_steps([rank for stage in stages for rank in stage]):
         clips = [stage[0].steps[step].clips for stage in stages]
-        factors = [_factor(stage[0], record, step) for stage in stages]
+        factors = [clipping_factor(stage[0], record, step) for stage in stages]
         known = [factor for factor in factors if factor is not None]
         if len(known) < len(stages) or any(len(of_stage) != 1 or of_stage[0].limit is None for of_stage in clips):
             continue
         limits.append(clips[0][0].limit or 0.0)
-        reached += min(known) < 1 - SAME_FACTOR
-        apart = next((number for number, factor in enumerate(known) if _are_apart(factor, known[0])), None)
+        reached += min(known) < 1 - NEAR_FACTOR
+        apart = next((number for number, factor in enumerate(known) if factors_apart(factor, known[0], close)), None)
         if apart is not None:
             cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known])
             return _another_factor(cause, step, stages[apart], known[0], known[apart])
         wanted = _factor_of_all(stages, record, step, limits[-1])
-        if wanted is not None and _are_apart(known[0], wanted):
+        if wanted is not None and factors_apart(known[0], wanted, NEAR_FACTOR):
             return _another_factor(message("clipped_by_another_norm"), step, stages[0], wanted, known[0])
     if not limits:
         return None
@@ -82,11 +83,12 @@ def _another_factor(cause: Message, step: int, stage: Ranks, expected: float, fo
     return differs("clipping", quantity, cause, step=step, rank=stage[0].rank, expected=expected, found=found)
 
 
-def _are_apart(factor: float, wanted: float) -> bool:
-    return abs(factor / wanted - 1) > SAME_FACTOR
+def factors_apart(factor: float, wanted: float, close: float) -> bool:
+    """Whether two factors are those of clippings by other norms."""
+    return abs(factor / wanted - 1) > close
 
 
-def _factor(rank: ScriptRecord, record: Record, step: int) -> float | None:
+def clipping_factor(rank: ScriptRecord, record: Record, step: int) -> float | None:
     """Returns by what clipping has multiplied a rank's gradients; None where they were not clipped."""
     arrays = record.arrays(STEP.format(step), rank.rank)
     taken, before = of_kind(arrays, TAKEN), of_kind(arrays, UNCLIPPED)

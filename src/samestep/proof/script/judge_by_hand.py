@@ -13,6 +13,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.frozen_weights import untrained
 from samestep.proof.script.gradients import gradient
+from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, factors_apart
 from samestep.proof.script.replay import coarser_of, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.updates import rates, schedule, updates
@@ -31,15 +32,16 @@ def by_hand_findings(
     told_ranks: int,
 ) -> list[Finding]:
     """Answers the questions about ranks that share out a model which the script divides itself."""
-    if apart := _other_rows(division, ranks):
-        return [_initial_weights(division, ranks), apart, rates(ranks), schedule(ranks), _weights(division, ranks)]
+    findings = held_findings(division, ranks, record)
+    if _other_rows(division, ranks):
+        return findings
     readers = [ranks[rank] for rank in division.layout.read]
-    findings = [_initial_weights(division, ranks), *_rows(division, readers)]
     gradients = replayed_gradients(division, ranks, one_process, record, replay, told_ranks)
     if gradients[0].answer == "right":
         gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
-    findings += gradients
-    findings += [rates(ranks), schedule(ranks), _weights(division, ranks), *untrained(readers), evaluation(readers)]
+    if any(finding.question == "clipping" for finding in gradients):
+        findings = [finding for finding in findings if finding.question != "clipping"]
+    findings += [*gradients, *untrained(readers), evaluation(readers)]
     findings += [updates([ranks[rank] for rank in division.layout.same(0)], record), randoms(readers)]
     if told_ranks > 1 and division.axis == "tensor":
         # What the script computes of the number of ranks that it was told is the same in the replay.
@@ -49,6 +51,34 @@ def by_hand_findings(
     if gradients[0].answer == "right":
         findings.append(replayed_weights(result, len(one_process.steps), coarser_of(ranks)))
     return findings
+
+
+def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers what the ranks' own records tell once it is known what each holds, also where nothing can be replayed."""
+    readers = [ranks[rank] for rank in division.layout.read]
+    apart = _other_rows(division, ranks)
+    clipped = _clipped_apart(division, ranks, record)
+    of_rows = [apart] if apart else _rows(division, readers)
+    of_weights = [rates(ranks), schedule(ranks), _weights(division, ranks)]
+    return [_initial_weights(division, ranks), *of_rows, *([clipped] if clipped else []), *of_weights]
+
+
+def _clipped_apart(division: Division, ranks: Ranks, record: Record) -> Finding | None:
+    """Finds ranks of a replica whose gradients torch's clipping multiplies by other factors: one norm gives one."""
+    close = SAME_FACTOR * coarser_of(ranks)
+    for step in common_steps(ranks):
+        for replica in division.layout.replicas:
+            of_ranks = [clipping_factor(ranks[rank], record, step) for rank in replica]
+            factors = [factor for factor in of_ranks if factor is not None]
+            place = next((n for n, factor in enumerate(factors) if factors_apart(factor, factors[0], close)), None)
+            if len(factors) < len(replica) or place is None:
+                continue
+            rounded = [round(factor, 4) for factor in factors]
+            cause = message("clipped_by_local_norms", axis=division.axis, factors=rounded)
+            quantity, (expected, found) = f"factor along {division.axis}", (factors[0], factors[place])
+            rank = replica[place]
+            return differs("clipping", quantity, cause, step=step, rank=rank, expected=expected, found=found)
+    return None
 
 
 def _rows(division: Division, readers: Sequence[ScriptRecord]) -> list[Finding]:

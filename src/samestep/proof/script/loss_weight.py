@@ -179,9 +179,12 @@ def several_losses(micro_batches: Sequence[MicroBatchRecord], loaders: Sequence[
     """
     rows = [frozenset(micro_batch.rows) for micro_batch in micro_batches if micro_batch.rows]
     kinds = {tuple(term.kind for term in micro_batch.losses) for micro_batch in micro_batches}
+    # A schedule may have the forward passes of all micro-batches before the first backward pass.
+    ahead = sum(micro_batch.forwards for micro_batch in micro_batches) == len(micro_batches)
     used = {
         frozenset(loaders[number] for number in micro_batch.passes if number < len(loaders))
         for micro_batch in micro_batches
+        if micro_batch.forwards or not ahead
     }
     return len(rows) > len({*rows}) or len(kinds) > 1 or len(used) > 1
 
