@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from samestep.proof.script import judge
-from samestep.proof.script.hand_written_stages import shapes_apart, stages_that_talk
-from samestep.records.divided_models import TalkRecord
+from samestep.proof.script.by_hand import ByHand, Division
+from samestep.proof.script.hand_written_stages import clipped_together, shapes_apart, stages_that_talk
+from samestep.proof.script.judge_by_hand import held_findings
+from samestep.records.divided_models import HeldPiece, TalkRecord
 from samestep.records.record import Record
-from samestep.records.script import LossRecord, MicroBatchRecord, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.script import (
+    ClipRecord,
+    Finding,
+    LossRecord,
+    MicroBatchRecord,
+    ScriptPlan,
+    ScriptRecord,
+    StepRecord,
+)
+from samestep.records.tensor_files import write_arrays
 
 LOSS = LossRecord("MseLossBackward0", "mean", 1.0, 4)
 
@@ -53,3 +65,58 @@ def test_ranks_of_other_shapes_are_no_replicas(tmp_path: Path) -> None:
     assert results.answer == "unknown"
     cut = [replace(of, steps=[replace(of.steps[0], sharded=True)]) for of in ranks]
     assert shapes_apart(cut) is None
+
+
+# By which norm ranks are clipped: those of two gradients, of norms 3 and 4
+
+
+def clipped(folder: Path, factors: tuple[float, float], limit: float = 1.0) -> list[ScriptRecord]:
+    """Two ranks whose gradients are multiplied by these factors."""
+    ranks = []
+    for number, factor in enumerate(factors):
+        gradient = np.zeros(4)
+        gradient[number] = 3.0 + number
+        arrays = {"taken 0.weight": gradient * factor, "unclipped 0.weight": gradient}
+        write_arrays(folder / f"rank{number}.step0.npz", arrays)
+        of = rank(number, 1 - number, loss=True)
+        step = replace(of.steps[0], clips=[ClipRecord(1, 1, 1, limit)], dtypes=["float32"])
+        ranks.append(replace(of, steps=[step]))
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("factors", "limit", "answer", "said"),
+    [
+        ((0.2, 0.2), 1.0, "right", "clipped_by_the_whole_norm"),
+        ((1 / 3, 1 / 4), 1.0, "differs", "clipped_by_stage_norms"),
+        ((1 / 3, 1 / 3), 1.0, "differs", "clipped_by_another_norm"),
+        ((1.0, 1.0), 9.0, "unknown", "no_step_reached_the_limit"),
+    ],
+)
+def test_stages_are_clipped_by_the_norm_of_all(
+    factors: tuple[float, float], limit: float, answer: str, said: str, tmp_path: Path
+) -> None:
+    ranks = clipped(tmp_path, factors, limit)
+    finding = clipped_together([[of] for of in ranks], Record(tmp_path))
+    assert finding and (finding.answer, finding.message.id) == (answer, said)
+
+
+def held(ranks: list[ScriptRecord], folder: Path) -> dict[str, Finding]:
+    """Returns question -> what is told of ranks that each hold half of a weight."""
+    pieces = [HeldPiece(number, "0.weight", 0, 3 * number, 3) for number in range(2)]
+    division = Division(ByHand([[0, 1]], [0], True, False), "tensor", {"0.weight": pieces})
+    return {finding.question: finding for finding in held_findings(division, ranks, Record(folder))}
+
+
+def test_what_ranks_hold_is_compared_without_a_replay(tmp_path: Path) -> None:
+    ranks = clipped(tmp_path, (0.2, 0.2))
+    found = held(ranks, tmp_path)
+    assert found["initial weights"].answer == found["weights"].answer == "right" and "clipping" not in found
+    alike = held([replace(of, start={"0.weight": 7}) for of in ranks], tmp_path)
+    assert alike["initial weights"].message.id == "pieces_begin_alike"
+
+
+def test_ranks_of_a_replica_are_clipped_by_one_norm(tmp_path: Path) -> None:
+    found = held(clipped(tmp_path, (0.2, 0.2001)), tmp_path)
+    assert found["clipping"].message.id == "clipped_by_local_norms"
+    assert found["clipping"].divergence and found["clipping"].divergence.rank == 1

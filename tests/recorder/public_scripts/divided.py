@@ -8,7 +8,7 @@ from array import array
 from functools import partial
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Edit, Plant, plant, words
+from recorder.public_scripts.case import Case, Edit, Plant, plant, usual, words
 
 EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 HEIRETSU = ("ChinmayK0607/heiretsu", "bce9fb38a4e104ab77d2365547014d5194a4ae6c", "train.py")
@@ -54,6 +54,7 @@ SMALL = (
     "--eval_interval 1000 --eval_iters 1 --max_iters 20 --device cpu --dist_backend gloo"
 )
 PARTS = ("train.py", "gpt_model.py", "pipeline.py", "topo.py", "dp.py", "moe.py", "ep_comm.py", "tp_linear.py")
+SUMMED, STEP = "gradients_summed_over_ranks", "            optimizer.step()\n"
 ONE_SEED = (Edit("args.seed + topo.tp_rank", "args.seed"),)
 
 
@@ -66,7 +67,9 @@ def tokens(folder: Path) -> None:
         (folder / "made" / f"fineweb_{name}.bin").write_bytes(numbers.tobytes())
 
 
-def heiretsu(name: str, arguments: str, *, ranks: int = 2, edits: tuple[Edit, ...] = ()) -> Case:
+def heiretsu(
+    name: str, arguments: str, *, ranks: int = 2, edits: tuple[Edit, ...] = (), plants: tuple[Plant, ...] = ()
+) -> Case:
     return Case(
         f"heiretsu, {name}",
         *HEIRETSU,
@@ -79,7 +82,62 @@ def heiretsu(name: str, arguments: str, *, ranks: int = 2, edits: tuple[Edit, ..
         "one seed"
         if edits
         else "",
+        plants=plants,
     )
+
+
+AVERAGED = "average_gradients(local_module, topo.dp_group)"
+OF_HEIRETSU_DATA = (
+    usual("not wrapped, one seed", f"        {AVERAGED}\n", ""),
+    plant("summed over ranks", "        p.grad.div_(world)", "        pass", "loss weight", SUMMED, "dp.py"),
+)
+OF_HEIRETSU_TENSOR = (
+    plant(
+        "not reduced in the backward pass",
+        "            dist.all_reduce(grad_output, op=dist.ReduceOp.SUM, group=ctx.tp_group)\n",
+        "            pass\n",
+        "weights",
+        "replica_drifts_apart",
+        "tp_linear.py",
+    ),
+    plant(
+        "rows by rank",
+        "seed=args.seed, rank=rank_for_data",
+        "seed=args.seed, rank=rank",
+        "rows",
+        "replica_reads_other_rows",
+    ),
+)
+OF_HEIRETSU_PIPELINE = (
+    usual("accumulation not divided", "(loss + aux) / micro_batches", "loss + aux", "pipeline.py"),
+    plant(
+        "micro-batches divided twice",
+        "(loss + aux) / micro_batches",
+        "(loss + aux) / micro_batches**2",
+        "loss weight",
+        "losses_divided_by_accumulation_twice",
+        "pipeline.py",
+    ),
+    usual(
+        "gradients never cleared", "            optimizer.step()\n        optimizer.zero_grad(set_to_none=True)\n", STEP
+    ),
+)
+OF_HEIRETSU_GRID = (
+    plant(
+        "replicas of other seeds",
+        "args.seed + topo.tp_rank",
+        "args.seed + topo.dp_rank",
+        "initial weights",
+        "ranks_begin_with_different_weights",
+    ),
+    plant(
+        "one stage not reduced over replicas",
+        AVERAGED,
+        AVERAGED.replace("topo.dp_group", "topo.dp_group if topo.pp_rank else None"),
+        "gradient",
+        "ranks_never_reduce_gradients",
+    ),
+)
 
 
 # huggingface/picotron
@@ -90,7 +148,7 @@ MADE = (
     "        draws = np.random.RandomState(0)\n"
     '        self.dataset = [{"input_ids": draws.randint(0, 64, seq_length + 1)} for _ in range(256)]\n'
 )
-IN = "picotron/data.py"
+IN, IN_BUCKET = "picotron/data.py", "picotron/data_parallel/bucket.py"
 MADE_DATA = (
     Edit("from datasets import Features, Sequence, Value, load_dataset\n", "", IN),
     Edit("        self.dataset = load_dataset(dataset_name, split=split, name=subset_name)\n", MADE, IN),
@@ -102,7 +160,7 @@ ATTENTION = {"flash_attn_interface": "flash_attn_func", "layers.rotary": "apply_
 ATTENTION |= {"ops.triton.layer_norm": "layer_norm_fn"}
 
 
-def tiny(folder: Path, **sizes: int) -> None:
+def tiny(folder: Path, **sizes: object) -> None:
     """Writes the settings, a small model, and the names of flash attention, which no CPU has."""
     import torch
     from safetensors.torch import save_file
@@ -135,7 +193,84 @@ def tiny(folder: Path, **sizes: int) -> None:
         file.write_text(f"{function} = None\n")
 
 
-def picotron(name: str, **sizes: int) -> Case:
+OWN_SEEDS = (
+    Edit(
+        'set_all_seed(config["training"]["seed"])',
+        'set_all_seed(config["training"]["seed"] + pgm.process_group_manager.tp_rank)',
+    ),
+)
+IN_TENSOR, IN_PIPELINE = (
+    "picotron/tensor_parallel/tp_communications.py",
+    "picotron/pipeline_parallel/pipeline_parallel.py",
+)
+OF_LOSS = "F.cross_entropy(output_tensor.flatten(0, 1), batch[\"target_ids\"].to(device).flatten(), reduction='mean')"
+AFTER = "\n            nonlocal logging_loss\n            logging_loss += output_tensor.item()"
+DIVIDED_LOSS = (Edit(f"{OF_LOSS}{AFTER}", f"{OF_LOSS} / data_loader.grad_acc_steps{AFTER}", IN_PIPELINE),)
+ACCUMULATED = "reduction='mean') / data_loader.grad_acc_steps\n"
+OF_PICOTRON = (
+    usual("accumulation not divided", ACCUMULATED, "reduction='mean')\n"),
+    plant(
+        "micro-batches divided twice",
+        ACCUMULATED,
+        "reduction='mean') / data_loader.grad_acc_steps**2\n",
+        "loss weight",
+        "losses_divided_by_accumulation_twice",
+    ),
+)
+OF_PICOTRON_DATA = (
+    *OF_PICOTRON,
+    plant(
+        "synchronised at the first micro-batch",
+        "(i == data_loader.grad_acc_steps - 1)",
+        "(i == 0)",
+        "gradient",
+        "reduced_before_last_micro_batch",
+    ),
+    plant(
+        "summed over ranks", "        self.grad_data /= self.process_group_size\n", "", "loss weight", SUMMED, IN_BUCKET
+    ),
+)
+SEEDS_NOTE = "each rank of a replica draws the same piece of each layer, with one seed: seeds of their own"
+OF_PICOTRON_TENSOR = (
+    plant(
+        "not reduced in the backward pass",
+        "        dist.all_reduce(grad_output, op=dist.ReduceOp.SUM, group=pgm.process_group_manager.tp_group)\n",
+        "",
+        "weights",
+        "replica_drifts_apart",
+        IN_TENSOR,
+    ),
+    plant(
+        "summed in a copy",
+        "        dist.all_reduce(x, op=dist.ReduceOp.SUM",
+        "        dist.all_reduce(x.clone(), op=dist.ReduceOp.SUM",
+        "replayed gradient",
+        "module_computes_otherwise",
+        IN_TENSOR,
+    ),
+    plant(
+        "rows by rank",
+        "            num_replicas=pgm.process_group_manager.dp_world_size, \n"
+        "            rank=pgm.process_group_manager.dp_rank, \n",
+        "            num_replicas=pgm.process_group_manager.tp_world_size,\n"
+        "            rank=pgm.process_group_manager.tp_rank,\n",
+        "rows",
+        "replica_reads_other_rows",
+        IN,
+    ),
+    OF_PICOTRON[1],
+)
+
+
+def picotron(
+    name: str,
+    *,
+    ranks: int = 2,
+    edits: tuple[Edit, ...] = (),
+    plants: tuple[Plant, ...] = (),
+    note: str = "",
+    **sizes: object,
+) -> Case:
     return Case(
         f"picotron, {name}",
         *PICOTRON,
@@ -145,6 +280,10 @@ def picotron(name: str, **sizes: int) -> Case:
         packages=("wandb",),
         prepare=partial(tiny, **sizes),
         sizes=MADE_DATA,
+        ranks=ranks,
+        edits=edits,
+        plants=plants,
+        note=note,
     )
 
 
@@ -176,18 +315,34 @@ DIVIDED = (
         ranks=4,
         before=("as_cpu", "math_attention"),
     ),
-    heiretsu("data", "--dp 2"),
+    heiretsu("data", "--dp 2", plants=OF_HEIRETSU_DATA),
     heiretsu("tensor", "--tp 2", edits=ONE_SEED),
+    heiretsu("tensor, not clipped", "--tp 2 --grad_clip 0", edits=ONE_SEED, plants=OF_HEIRETSU_TENSOR),
     heiretsu("pipeline", "--pp 2 --grad_accum_steps 2"),
+    heiretsu("pipeline, not clipped", "--pp 2 --grad_accum_steps 2 --grad_clip 0", plants=OF_HEIRETSU_PIPELINE),
     heiretsu("experts", "--ep 2 --num_experts 4 --moe_freq 1"),
     heiretsu("data and experts", "--dp 2 --num_experts 4 --moe_freq 1"),
+    heiretsu("data and divided experts", "--dp 2 --ep 2 --num_experts 4 --moe_freq 1", ranks=4),
     heiretsu("data and tensor", "--dp 2 --tp 2", ranks=4, edits=ONE_SEED),
     heiretsu("tensor and pipeline", "--tp 2 --pp 2 --grad_accum_steps 2", ranks=4),
     heiretsu("data and pipeline", "--dp 2 --pp 2 --grad_accum_steps 2", ranks=4),
-    picotron("data", dp_size=2),
-    picotron("tensor", tp_size=2),
-    picotron("pipeline", pp_size=2),
+    heiretsu(
+        "data and pipeline, not clipped",
+        "--dp 2 --pp 2 --grad_accum_steps 2 --grad_clip 0",
+        ranks=4,
+        plants=OF_HEIRETSU_GRID,
+    ),
+    picotron("data", dp_size=2, plants=OF_PICOTRON_DATA),
+    picotron("tensor", tp_size=2, edits=OWN_SEEDS, plants=OF_PICOTRON_TENSOR, note=SEEDS_NOTE),
+    picotron("data and tensor", tp_size=2, dp_size=2, ranks=4, edits=OWN_SEEDS, note=SEEDS_NOTE),
+    picotron(
+        "pipeline", pp_size=2, edits=DIVIDED_LOSS, note="its pipelines divide no loss by the micro-batches: divided"
+    ),
+    picotron("pipeline, all forward first", pp_size=2, pp_engine="afab"),
+    picotron("data and pipeline", pp_size=2, dp_size=2, ranks=4),
+    picotron("tensor and pipeline", pp_size=2, tp_size=2, ranks=4),
     picotron("context", cp_size=2),
+    picotron("data and context", cp_size=2, dp_size=2, ranks=4),
     Case(
         "FSDP-Training, fsdp",
         *FSDP_TRAINING,
