@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from samestep.message import message
 from samestep.rank.row_order import in_order_of_model
 
+BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
 NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
     "Adafactor": message("optimizer_fails_on_shards"),
     "Muon": message("optimizer_needs_whole_matrices"),
@@ -99,6 +100,7 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
     """
 
     def gather(module: nn.Module, state: StateDict, prefix: str, metadata: Any) -> None:
+        sent: dict[int, list[Tensor]] = {}
         for name, tensor in state.items():
             if isinstance(tensor, Tensor) and name in owners:
                 if tensor.is_meta:
@@ -106,7 +108,9 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
                 else:  # a shard is gathered by the ranks that have the others
                     held: Any = tensor
                     whole = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
-                dist.broadcast(whole, group=group, group_src=owners[name])
                 state[name] = whole
+                sent.setdefault(owners[name], []).append(whole)
+        for owner, tensors in sent.items():
+            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]
 
     model.register_state_dict_post_hook(gather)

@@ -31,7 +31,7 @@ from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
-from samestep.rank.stage_forward import StageForward, StageOutput, leave_absent, sizes_at
+from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, leave_absent, sizes_at
 from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
 
@@ -225,11 +225,11 @@ class Trial:
 
         return hook
 
-    def _copy(self, job: Job) -> nn.Module:
+    def _copy(self, job: Job, absent: Sequence[Absent] = ()) -> nn.Module:
         """Returns another model like the trial's. One that cannot be copied, as with torch's old weight_norm, is built
-        anew."""
+        anew, whole. absent: tensors that it has in the places of the model's."""
         try:
-            return deepcopy(self.model)
+            return deepcopy(self.model, {id(tensors[name]): tensor for tensors, name, tensor in absent})
         except Exception:
             with torch.random.fork_rng():
                 return job.model().to(self.device).train()
@@ -323,8 +323,10 @@ class Trial:
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
         outputs: Outputs = {}
+        all_names = {id(tensor): name for name, tensor in tensors_of(self.model)}
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
-            model = self._copy(self._job)
+            # Without the values of other stages, which would be copied for each.
+            model = self._copy(self._job, absent_tensors(self.model, partial(_is_held, all_names, holders, stage)))
             names = {id(tensor): name for name, tensor in tensors_of(model)}
             leave_absent(model, partial(_is_held, names, holders, stage))
             received: dict[int, Tensor] = {}

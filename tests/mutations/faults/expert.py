@@ -100,8 +100,8 @@ FAULTS = (
     fault(
         "the state has other ranks' experts as they began",
         SHARDS,
-        "                dist.broadcast(whole, group=group, group_src=owners[name])\n",
-        "                dist.broadcast(whole, group=group, group_src=0)\n",
+        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]\n",
+        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, 0)\n",
         ("weights", "evaluation", "failed", "starting weights"),
     ),
     fault(

@@ -141,8 +141,8 @@ FAULTS = (
     fault(
         "evaluated and saved with the first stage's weights alone",
         "rank/shards.py",
-        "                dist.broadcast(whole, group=group, group_src=owners[name])\n",
-        "                if tensor.is_meta:\n                    whole.zero_()\n",
+        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]\n",
+        "            if owner != dist.get_rank(group):\n                _ = [whole.zero_() for whole in tensors]\n",
         ("initial weights", "first gradient", "weights"),
     ),
     fault(
