@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -79,3 +80,10 @@ def test_a_record_keeps_each_row_as_it_ends_in_place_of_an_older_one(tmp_path: P
 def test_a_bug_is_caught_and_named_and_its_right_version_is_right() -> None:
     row = run.run(read(MUSEUM / "schedule_each_micro_batch"))
     assert row.named and row.right.answer == "right", row
+
+
+@pytest.mark.check
+def test_a_bug_of_an_engine_is_named_and_its_right_version_is_right() -> None:
+    command = [sys.executable, str(MUSEUM / "run.py"), "--only", "adam_moments_dropped"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert "1 caught, 1 rightly named; 0 false alarms" in done.stdout, done.stdout + done.stderr

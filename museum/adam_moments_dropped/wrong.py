@@ -26,7 +26,7 @@ def train(job, world, run):
         model = DistributedDataParallel(module)
         optimizer = job.optimizer.build(module)
         run.register(module, optimizer)
-        if run.first:  # the training continues
+        if run.count.first:  # the training continues
             optimizer.state.clear()
         for batch in run.batches():
             loss = run.loss(model, batch)

@@ -14,6 +14,11 @@ CAUSES = {
     "vocabulary_parallel_smoothing": "replica_losses_apart",
     "loss_parallel_log_softmax": "log_softmax_alone_in_loss_parallel",
     "vocabulary_parallel_padding": "elements_without_gradient",
+    "expert_balance_of_all_tokens": "loss_of_same_outputs_apart",
+    "sequence_labels_shifted_by_part": "targets_of_ranks_apart",
+    "sequence_positions_of_each_part": "module_is_given_otherwise",
+    "vocabulary_parallel_gathered_logits": "loss_of_whole_outputs_apart",
+    "expert_router_gathered": "gather_cuts_gradient",
     "fsdp_ignored_parameters": "parameters_left_out_of_reduction",
     "fsdp2_adapters_added_later": "ranks_never_reduce_gradients",
 }

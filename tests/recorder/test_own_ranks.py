@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from samestep.rank import flight_recorder
 from samestep.recorder import steps_alone
-from samestep.recorder.losses import cut_gathers
+from samestep.recorder.losses import cut_gathers, normalises_rows
 from samestep.recorder.own_ranks import OwnRanks, opens_group, with_one_rank
 from samestep.recorder.parameters import Moves
 from samestep.recorder.steps_alone import StepsAlone
@@ -66,6 +67,15 @@ def test_a_gather_is_cut_where_one_part_alone_has_a_gradient() -> None:
     assert cut_gathers(torch.cat([own, other]).sum(), 2) == 1
     assert cut_gathers(torch.cat([own, own * 2]).sum(), 2) == 0
     assert cut_gathers(torch.cat([own, other, other]).sum(), 2) == 0
+
+
+def test_a_loss_that_normalises_the_rows_of_a_batch_is_told_from_one_that_normalises_each_row() -> None:
+    rows = torch.randn(4, 3, requires_grad=True)
+    for normalised in (rows / rows.std(0), rows / rows.var(0), F.batch_norm(rows, None, None, training=True)):
+        assert normalises_rows(normalised.pow(3).sum())
+    mean, variance = torch.zeros(3), torch.ones(3)
+    for normalised in (rows / rows.std(1, keepdim=True), F.layer_norm(rows, [3]), F.batch_norm(rows, mean, variance)):
+        assert not normalises_rows(normalised.pow(3).sum())
 
 
 def test_elements_of_sixteen_bits_that_no_step_moves_are_counted() -> None:

@@ -18,7 +18,7 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import pipeline_stages
 from samestep.proof.script.by_hand import ByHand
-from samestep.proof.script.first_module import with_module
+from samestep.proof.script.first_module import with_module, with_places
 from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replica_causes import cause_within_replica
@@ -70,7 +70,8 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
                 other = _judged(again, ranks, layout, record, folder)
                 told_ranks = 1 if all(finding.answer == "right" for finding in other) else told_ranks
     if not layout:
-        return findings
+        one_process = read(ScriptRecord, folder / REPLAY_FOLDER / "rank0.json")
+        return with_places(findings, ranks, one_process) if result.feed == "whole" else findings
 
     def cause(step: int) -> Message | None:
         replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)

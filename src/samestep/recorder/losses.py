@@ -34,6 +34,7 @@ MOVES: tuple[str, ...] = (
 )
 MOVES += ("Index", "AsStrided", "Repeat", "ViewAsReal", "ViewAsComplex", "AccumulateGrad")
 WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint")
+DEVIATIONS = ("StdBackward", "VarBackward", "StdMeanBackward", "VarMeanBackward")
 LARGEST = 10_000  # nodes of a graph that are looked at
 
 
@@ -70,6 +71,19 @@ def functions_of(loss: Tensor) -> set[str]:
     nodes = (node for node in _nodes(loss) if not type(node).__module__.startswith(WRAPPERS))
     names = {node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward") for node in nodes}
     return names.difference(PLAIN, MOVES)
+
+
+def normalises_rows(loss: Tensor) -> bool:
+    """Whether a loss's graph divides by how far the rows of a batch lie apart: by their deviation or variance, or as
+    batch_norm does in training."""
+    return any(map(_is_of_rows, _nodes(loss)))
+
+
+def _is_of_rows(node: Any) -> bool:
+    name = node.name()
+    if "BatchNorm" in name:
+        return bool(getattr(node, "_saved_training", False))
+    return name.startswith(DEVIATIONS) and 0 in (getattr(node, "_saved_dim", None) or ())
 
 
 def _nodes(loss: Tensor) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 from contextlib import ExitStack
@@ -19,6 +20,17 @@ from samestep.rank.shards import is_shard
 from samestep.recorder.patches import after_import
 
 DEEPSPEED_SETTINGS = "deepspeed.runtime.config"
+# collective -> its arguments with what is received, and with what is sent.
+OUT_OF_PLACE = {
+    "all_gather": ("tensor_list", "tensor"),
+    "all_gather_into_tensor": ("output_tensor", "input_tensor"),
+    "all_gather_single": ("output_tensor", "input_tensor"),
+    "all_to_all": ("output_tensor_list", "input_tensor_list"),
+    "all_to_all_single": ("output", "input"),
+    "reduce_scatter": ("output", "input_list"),
+    "reduce_scatter_tensor": ("output", "input"),
+    "reduce_scatter_single": ("output", "input"),
+}
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # what torch's loss_parallel computes of pieces
 
 
@@ -82,6 +94,53 @@ def leave_losses_whole() -> None:
 
     if hasattr(loss, "_enable_custom_loss_ops") and hasattr(loss, "_disable_custom_loss_ops"):
         loss._enable_custom_loss_ops, loss._disable_custom_loss_ops = enable, disable
+
+
+class GatheredWithHistory:
+    """Hands out what the only rank gathers as what it is: the tensor that was given, with its history.
+
+    torch's own collectives return tensors that autograd does not know. On several ranks the gradient of what they
+    gather is lost; one process computes with the tensor itself. kept: how many were handed out with their history.
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0
+
+    def attach(self) -> None:
+        """Patches the collectives that return other tensors than they are given."""
+        for name, (received, sent) in OUT_OF_PLACE.items():
+            if hasattr(torch.distributed, name):
+                self._patch(name, received, sent)
+
+    def _patch(self, name: str, received: str, sent: str) -> None:
+        collective = getattr(torch.distributed, name)
+        signature = inspect.signature(collective)
+
+        @functools.wraps(collective)
+        def new_collective(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return collective(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            outputs, inputs = tree_leaves(given[received]), tree_leaves(given[sent])
+            for output in outputs:
+                # A buffer of the script's, which had the history of the step before.
+                if not output.is_leaf and not output._is_view():
+                    output.detach_()
+            work = collective(*args, **kwargs)
+            self._keep(outputs, inputs)
+            return work
+
+        setattr(torch.distributed, name, new_collective)
+
+    def _keep(self, outputs: list[Any], inputs: list[Any]) -> None:
+        if len(outputs) != 1 or len(inputs) != 1 or not inputs[0].requires_grad or is_shard(inputs[0]):
+            return
+        (output,), (whole,) = outputs, inputs
+        # torch refuses a view with a history where a collective is to write into it again.
+        if output._is_view() or output.requires_grad or output.numel() != whole.numel():
+            return
+        output.copy_(whole.view_as(output))
+        self.kept += 1
 
 
 def make_groups_of_one_rank() -> None:

@@ -24,7 +24,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
-from samestep.recorder.losses import cut_gathers, functions_of, scalar_of, terms
+from samestep.recorder.losses import cut_gathers, functions_of, normalises_rows, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
@@ -417,6 +417,8 @@ class Recorder:
             if self._gathers:
                 self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)
                 self._gathers = False
+            if not self.steps:
+                self.window.own_statistics |= self.timed(normalises_rows)(scalar)
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
             micro_batch.value = float(scalar.detach()) if micro_batch.value is None else micro_batch.value
@@ -573,6 +575,7 @@ class Recorder:
                 updates=updates,
                 early=early,
                 cut_gathers=window.cut_gathers,
+                own_statistics=window.own_statistics,
                 late_clips=window.late_clips,
                 unawaited=window.unawaited,
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),

@@ -29,6 +29,7 @@ from samestep.recorder.batches import (
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.one_rank import (
+    GatheredWithHistory,
     WholeLosses,
     allow_batches_of_all_ranks,
     leave_losses_whole,
@@ -58,6 +59,7 @@ class ReplayPlayer:
         self._ranks = self._read(folder)
         # Of a model that the script divides itself, what is whole shows when the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
+        self._gathered = GatheredWithHistory()
         self._start, self._end = (
             (self._hand.buffers(name) if self._hand else _weights(folder, name, self._ranks)) for name in (START, END)
         )
@@ -126,6 +128,7 @@ class ReplayPlayer:
         allow_batches_of_all_ranks()
         if self._hand:
             make_groups_of_one_rank()
+            self._gathered.attach()
         if self.told_ranks > 1:
             tell_ranks(self.told_ranks)
         self._recorder.on_restart = self._forget
@@ -163,6 +166,7 @@ class ReplayPlayer:
             held=self._hand.held if self._hand else {},
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
+            gathers_cut=self._gathered.kept > 0,
         )
 
     @property

@@ -80,7 +80,8 @@ class Window:
 
     done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
     closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
-    before it was clipped. autocast: the dtypes of autocast. cut_gathers, late_clips, unawaited: as of StepRecord.
+    before it was clipped. autocast: the dtypes of autocast. cut_gathers, own_statistics, late_clips,
+    unawaited: as of StepRecord.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -95,6 +96,7 @@ class Window:
     dtypes: set[str] = field(default_factory=set)
     autocast: set[str] = field(default_factory=set)
     cut_gathers: int = 0
+    own_statistics: bool = False
     late_clips: int = 0
     unawaited: int = 0
 

@@ -170,11 +170,13 @@ class StepRecord:
     is not trained, where they have changed since the step before. updates: how often each network that is not trained
     has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
     optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
-    gathered from the ranks has a gradient for this rank's part alone. late_clips: clippings since the step before whose
-    gradients were removed before any backward pass: of gradients that a step had taken already. unawaited: reductions
-    (async_op=True) whose tensor was changed before they were awaited, or that the step did not wait for. uncleared:
-    parameters whose gradient still holds what the optimizer's step before has taken. settings: of the optimizer's
-    groups, of the first step and of those that have others than the step before; empty where they are as before.
+    gathered from the ranks has a gradient for this rank's part alone. own_statistics: whether the loss of the first
+    step, or the model, normalises this rank's rows by their own deviation. late_clips: clippings since the step
+    before whose gradients were removed before any backward pass: of gradients that a step had taken already.
+    unawaited: reductions (async_op=True) whose tensor was changed before they were awaited, or that the step did
+    not wait for. uncleared: parameters whose gradient still holds what the optimizer's step before has taken.
+    settings: of the optimizer's groups, of the first step and of those that have others than the step before; empty
+    where they are as before.
     """
 
     optimizer: int
@@ -199,6 +201,7 @@ class StepRecord:
     early: list[str] = field(default_factory=list)
     foreign: int = 0
     cut_gathers: int = 0
+    own_statistics: bool = False
     late_clips: int = 0
     unawaited: int = 0
     uncleared: list[str] = field(default_factory=list)
@@ -457,6 +460,7 @@ class ReplayRecord:
     ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model. held: of a
     model that the script divides itself, parameter of one process -> what each rank of a replica holds of it.
     lone_log_softmax: whether the script, inside of loss_parallel(), has a log_softmax that no nll_loss follows.
+    gathers_cut: whether ranks that share out a model gather what has a gradient by collectives that hand none back.
     """
 
     why_not: Message | None = None
@@ -469,6 +473,7 @@ class ReplayRecord:
     means: bool = False
     held: Mapping[str, list[HeldPiece]] = field(default_factory=dict)
     lone_log_softmax: bool = False
+    gathers_cut: bool = False
 
 
 # What is found

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from samestep.message import message
 from samestep.proof.script.findings import differs
-from samestep.proof.script.first_module import first_module_apart, with_module
+from samestep.proof.script.first_module import first_module_apart, with_module, with_places
 from samestep.records.divided_models import ModuleRecord, Moments
-from samestep.records.script import Finding, ScriptRecord
+from samestep.records.script import Finding, LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
 
 INPUTS, WEIGHT = torch.arange(1.0, 9).view(2, 4), torch.linspace(-1, 2, 12).view(4, 3)
 PARTIAL = [INPUTS[:, :2] @ WEIGHT[:2], INPUTS[:, 2:] @ WEIGHT[2:]]
@@ -82,3 +85,72 @@ def test_sums_that_a_module_around_adds_up(
 ) -> None:
     ranks = [nested(n, PARTIAL[n], outer[n], head[n]) for n in range(2)]
     assert first_module_apart(ranks, ONE_NESTED) == module
+
+
+def with_loss(
+    rank: ScriptRecord, value: float, *, targets: int, weight: float = 1.0, own_statistics: bool = False
+) -> ScriptRecord:
+    """A rank whose first step has a mean over targets, and a sum of the model's."""
+    terms = [LossRecord(1.0, "mean", targets, "NllLoss", classes=3), LossRecord(weight, "sum", 4, "Sum")]
+    batch = MicroBatchRecord([], terms, value=value)
+    step = StepRecord(0, [batch], [], [], [], 0, None, {}, [], own_statistics=own_statistics)
+    return replace(rank, steps=[step])
+
+
+def placed(ranks: list[ScriptRecord], one_process: ScriptRecord) -> Finding:
+    cause = message("loss_depends_on_ranks")
+    finding = differs("replayed gradient", "gradient", cause, step=0, expected=1.0, found=2.0)
+    weights = Finding("replayed weights", "right", message("one_rank"))
+    found, followed = with_places([finding, weights], ranks, one_process)
+    assert followed.answer == ("unknown" if found.answer == "unknown" else "right")
+    return found
+
+
+# Ranks that read a half of the rows each, and one process that has both.
+HALVES = [INPUTS[:1], INPUTS[1:]]
+WHOLE = with_loss(ONE_PROCESS, 2.0, targets=8)
+
+
+def halves(*, given: float = 1.0, returned: float = 1.0, value: float = 2.0, **of_loss: Any) -> list[ScriptRecord]:
+    """Records of ranks that read a half of the rows each. given, returned: of the last module, times one process's."""
+    records = []
+    for number, half in enumerate(HALVES):
+        modules = [
+            ModuleRecord("up", moments(half), moments(half)),
+            ModuleRecord("down", moments(given * half), moments(returned * half @ WEIGHT)),
+        ]
+        record = replace(rank(number, half, half), modules=modules)
+        records.append(with_loss(record, value, **{"targets": 4, **of_loss}))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause"),
+    [
+        (halves(), "loss_depends_on_ranks"),  # all that is known is as in one process
+        (halves(given=1.5, returned=1.5), "module_is_given_otherwise"),
+        (halves(returned=1.5), "module_depends_on_ranks"),
+        (halves(targets=3, value=1.9), "targets_of_ranks_apart"),
+        (halves(value=1.9), "loss_of_same_outputs_apart"),
+        (halves(value=1.9, own_statistics=True), "loss_normalises_own_rows"),
+        (halves(targets=3, own_statistics=True), "targets_of_ranks_apart"),
+    ],
+)
+def test_the_place_where_the_ranks_first_have_something_else(ranks: list[ScriptRecord], cause: str) -> None:
+    found = placed(ranks, WHOLE)
+    assert found.message.id == cause
+    if found.divergence:
+        assert found.divergence.cause == found.message
+
+
+def test_a_sum_that_enters_as_in_one_process_is_told_from_one_that_is_divided() -> None:
+    assert placed(halves(value=1.9), WHOLE).message.fields["weight"] == 1.0
+    assert placed(halves(value=1.9, weight=2.0), WHOLE).message.fields["weight"] is None
+
+
+def test_the_loss_of_outputs_that_each_rank_has_whole() -> None:
+    cause = message("replica_is_no_one_process", axis="tp", factor=None, told=None)
+    apart = differs("replayed gradient", "gradient along tp", cause, step=0, expected=1.0, found=2.0)
+    for value, named in ((2.7, "loss_of_whole_outputs_apart"), (2.0, "replica_is_no_one_process")):
+        ranks = [with_loss(rank(number, INPUTS, INPUTS @ WEIGHT), value, targets=8) for number in range(2)]
+        assert with_module(apart, ranks, WHOLE, "tp", 2).message.id == named

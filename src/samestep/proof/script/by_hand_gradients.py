@@ -84,9 +84,19 @@ class Compared:
 
 
 def replayed_gradients(
-    division: Division, ranks: Ranks, one_process: ScriptRecord, record: Record, replay: Record, told_ranks: int
+    division: Division,
+    ranks: Ranks,
+    one_process: ScriptRecord,
+    *,
+    record: Record,
+    replay: Record,
+    told_ranks: int,
+    gathers_cut: bool = False,
 ) -> list[Finding]:
-    """Compares the gradients of each step, until one is another one; answers 'replayed gradient' and 'clipping'."""
+    """Compares the gradients of each step, until one is another one; answers 'replayed gradient' and 'clipping'.
+
+    gathers_cut: whether the ranks gather what has a gradient by collectives that hand none back.
+    """
     first, distances = 0.0, list[float]()
     is_clipped = False
     for step in range(len(one_process.steps)):
@@ -103,7 +113,7 @@ def replayed_gradients(
             grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
             return [Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))]
         if before.apart:
-            cause = _cause(before, ranks, one_process, step, told_ranks)
+            cause = _cause(before, ranks, one_process, step=step, told_ranks=told_ranks, gathers_cut=gathers_cut)
         elif after.apart:
             compared, cause = after, _clipped_otherwise(after)
         if cause is None:
@@ -162,7 +172,9 @@ def _first_apart(compared: Compared, cause: Message) -> tuple[int, str]:
     return compared.apart[0]
 
 
-def _cause(compared: Compared, ranks: Ranks, one_process: ScriptRecord, step: int, told_ranks: int) -> Message:
+def _cause(
+    compared: Compared, ranks: Ranks, one_process: ScriptRecord, *, step: int, told_ranks: int, gathers_cut: bool
+) -> Message:
     """Returns why the ranks' gradients are not those of one process."""
     division = compared.division
     layout, axis, size, replicas = division.layout, division.axis, division.layout.size, len(division.layout.replicas)
@@ -180,6 +192,8 @@ def _cause(compared: Compared, ranks: Ranks, one_process: ScriptRecord, step: in
         if any(pieces[0].dimension >= 0 for pieces in division.held.values()):
             return message("whole_weights_give_another_loss", axis=axis)
         return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)
+    if gathers_cut and step == 0 and same_loss(ranks, one_process):
+        return message("gather_cuts_gradient")
     if local := _own_factors(compared):
         return message("clipped_by_local_norms", axis=axis, factors=local)
     different = {name for rank, name in compared.apart if _differs_within(compared, rank, name)}

@@ -1,27 +1,124 @@
-"""Which module of the ranks' first training forward computes something else than one process's does."""
+"""Where the ranks' first training forward first computes something else than one process's: at which module, or in the
+loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
-from samestep.records.script import Finding, ScriptRecord
+from samestep.records.script import Finding, LossRecord, ScriptRecord
 
 SAME_SUMS = 1e-4
 # What a module that computes something else does to the ranks of a replica, or to the gradient against one process.
 OF_A_MODULE = ("replica_gradient_apart", "replica_is_no_one_process", "later_gradients_apart")
 
+# What the replay says of a gradient that is not one process's, where it knows no mistake.
+UNEXPLAINED = ("loss_depends_on_ranks", "mean_of_rank_means_or_a_term")
+SAME_LOSS = 1e-4  # relative
+
+
+def with_places(findings: Sequence[Finding], ranks: Ranks, one_process: ScriptRecord) -> list[Finding]:
+    """Returns findings, those that name no mistake with the place where it begins; without the weights that follow from
+    a gradient which cannot be judged."""
+    placed = [_with_place(finding, ranks, one_process) for finding in findings]
+    if not any(finding.message.id == "loss_normalises_own_rows" for finding in placed):
+        return placed
+    said = message("gradients_came_apart_before")
+    return [Finding(f.question, "unknown", said) if f.question == "replayed weights" else f for f in placed]
+
+
+def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Finding:
+    """Returns a finding about gradients of ranks that read other rows; where it names no mistake, with the place in the
+    first step where the ranks together first have something else than one process, if that is known."""
+    divergence = finding.divergence
+    if finding.message.id not in UNEXPLAINED or divergence is None or divergence.step != 0:
+        return finding
+    cause = _first_place(ranks, one_process)
+    if cause is None:
+        return finding
+    if cause.id == "loss_of_same_outputs_apart" and any(rank.steps[0].own_statistics for rank in ranks):
+        figures = {"found": cause.fields["found"], "expected": cause.fields["expected"]}
+        return Finding(finding.question, "unknown", message("loss_normalises_own_rows", **figures))
+    return at_module(replace(finding, message=cause, divergence=replace(divergence, cause=cause)), ranks)
+
+
+def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
+    """Returns where the ranks together first have something else than one process; None where that is not known."""
+    for module, given, returned in _compared(ranks, one_process):
+        if given is False:
+            return message("module_is_given_otherwise", module=module)
+        if given and returned is False:
+            return message("module_depends_on_ranks", module=module)
+        if not (given and returned):
+            return None
+    if not one_process.modules:
+        return None
+    of_ranks, of_one = [_terms(rank) for rank in ranks], _terms(one_process)
+    if {len(terms) for terms in of_ranks} != {len(of_one)}:
+        return None
+    for number, term in enumerate(of_one):
+        found = sum(terms[number].count for terms in of_ranks)
+        if term.classes and all(terms[number].count for terms in of_ranks) and found != term.count:
+            return message("targets_of_ranks_apart", found=found, expected=term.count, ranks=len(ranks))
+    losses = [loss_of(rank) for rank in (*ranks, one_process)]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < len(losses):
+        return None
+    found_loss, expected = sum(known[:-1]) / len(ranks), known[-1]
+    if abs(found_loss - expected) <= SAME_LOSS * abs(expected):
+        return None
+    weight = next((term.weight for number, term in enumerate(of_one) if _is_undivided(of_ranks, term, number)), None)
+    return message("loss_of_same_outputs_apart", found=found_loss, expected=expected, weight=weight, ranks=len(ranks))
+
+
+def _terms(rank: ScriptRecord) -> list[LossRecord]:
+    return [term for batch in rank.steps[0].micro_batches for term in batch.losses]
+
+
+def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, number: int) -> bool:
+    """Whether a term of the loss adds up, and enters with the same factor on each rank as in one process."""
+    weights = {terms[number].weight for terms in of_ranks}
+    return term.reduction == "sum" and all(abs(weight - term.weight) <= 1e-6 * abs(weight) for weight in weights)
+
+
+def loss_of(rank: ScriptRecord) -> float | None:
+    """Returns the sum of the losses of a rank's first step; None where one is not known."""
+    values = [batch.value for batch in rank.steps[0].micro_batches]
+    known = [value for value in values if value is not None]
+    return sum(known) / (rank.steps[0].scale or 1.0) if known and len(known) == len(values) else None
+
 
 def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis: str, size: int) -> Finding:
     """Returns a finding about gradients; where a module computes something else on the `size` ranks along an axis, with
     that as its cause."""
-    if finding.message.id not in OF_A_MODULE or not (module := first_module_apart(ranks, one_process)):
+    if finding.message.id not in OF_A_MODULE:
         return finding
-    cause = message("module_computes_otherwise", axis=axis, module=module, ranks=size)
+    if module := first_module_apart(ranks, one_process):
+        cause = message("module_computes_otherwise", axis=axis, module=module, ranks=size)
+    elif finding.message.id == "replica_is_no_one_process" and (losses := _losses_of_whole_outputs(ranks, one_process)):
+        cause = message("loss_of_whole_outputs_apart", axis=axis, ranks=size, found=losses[0], expected=losses[1])
+    else:
+        return finding
     divergence = replace(finding.divergence, cause=cause) if finding.divergence else None
     return at_module(replace(finding, message=cause, divergence=divergence), ranks)
+
+
+def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[float, float] | None:
+    """Returns (a rank's loss, one process's), where they differ though each rank has the whole output of the model, as
+    one process has it; None where it is otherwise, or not known."""
+    outputs = [rank.modules[-1].returned for rank in ranks if rank.modules]
+    whole = one_process.modules[-1].returned if one_process.modules else None
+    losses = [loss_of(rank) for rank in ranks]
+    known, expected = [loss for loss in losses if loss is not None], loss_of(one_process)
+    if whole is None or not whole.count or len(outputs) < len(ranks) or len(known) < len(ranks) or expected is None:
+        return None
+    pairs = [((output.count, output.sums), (whole.count, whole.sums)) for output in outputs]
+    is_same = all(_are_together([found], wanted) for found, wanted in pairs)
+    one_loss = max(known) - min(known) <= SAME_LOSS * abs(expected)
+    apart = abs(known[0] - expected) > SAME_LOSS * abs(expected)
+    return (known[0], expected) if is_same and one_loss and apart else None
 
 
 def at_module(finding: Finding, ranks: Ranks) -> Finding:
@@ -55,6 +152,17 @@ def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
 
 def _is_inside(name: str, module: str) -> bool:
     return name.startswith(f"{module}." if module else "") and name != module
+
+
+def _compared(ranks: Ranks, one_process: ScriptRecord) -> Iterator[tuple[str, bool | None, bool | None]]:
+    """Yields (module, whether the ranks together have given it what one process gives it, whether it has returned the
+    same), call by call; None where that is not known."""
+    of_ranks = [_by_call(rank) for rank in ranks]
+    for call, (given, returned) in _by_call(one_process).items():
+        if all(call in of_rank for of_rank in of_ranks):
+            sides = enumerate((given, returned))
+            same = [_are_together([of_rank[call][side] for of_rank in of_ranks], whole) for side, whole in sides]
+            yield call[0], same[0], same[1]
 
 
 Sums = tuple[int, list[float]]

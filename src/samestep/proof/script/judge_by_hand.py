@@ -36,7 +36,15 @@ def by_hand_findings(
     if _other_rows(division, ranks):
         return findings
     readers = [ranks[rank] for rank in division.layout.read]
-    gradients = replayed_gradients(division, ranks, one_process, record, replay, told_ranks)
+    gradients = replayed_gradients(
+        division,
+        ranks,
+        one_process,
+        record=record,
+        replay=replay,
+        told_ranks=told_ranks,
+        gathers_cut=result.gathers_cut,
+    )
     if gradients[0].answer == "right":
         gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
     if any(finding.question == "clipping" for finding in gradients):
