@@ -43,12 +43,17 @@ def row_of(case: Case, name: str, results: CheckResults | str, seconds: float) -
     for finding in results.findings:
         by_answer.setdefault(finding.answer, []).append(finding.question)
     found = [f"{f.question}: {f.message}" for f in results.findings if f.answer in ("differs", "warning")]
-    sites = [f"{site.file}:{site.line}" for f in results.findings if f.answer == "differs" for site in f.sites[:1]]
+    of_script = [
+        [site for site in f.sites if "standins" not in site.file] for f in results.findings if f.answer == "differs"
+    ]
+    sites = [f"{site.file}:{site.line}" for of_finding in of_script for site in of_finding[:1]]
     return row | {
         "answer": results.answer,
         "notes": [str(note) for note in results.notes],
         "right": by_answer.get("right", []),
         "unknown": {f.question: str(f.message) for f in results.findings if f.answer == "unknown"},
+        "first": results.first_divergence.quantity if results.first_divergence else "",
+        "causes": [f.message.id for f in results.findings if f.answer in ("differs", "warning")],
         "found": found,
         "sites": [re.sub(r".*/samestep-public-\w+/", "", site) for site in sites],
     }

@@ -34,7 +34,7 @@ def judged_by_hand(
     division = Division.of(layout, ranks, result)
     if division is None:
         return None
-    noted = replace(results, notes=[division.described(), *results.notes])
+    noted = replace(results, notes=[division.described(), *results.notes]) if division.held else results
     replayed = Path(plan.out) / REPLAY_FOLDER
     one_process = read(ScriptRecord, replayed / "rank0.json")
     if result.why_not or len(one_process.steps) != len(ranks[0].steps):

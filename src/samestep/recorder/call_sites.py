@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.recorder.parameters import WRAPPERS, plain
 from samestep.recorder.patches import CLIPS
+from samestep.recorder.talks import members
 from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.world.imports import INSTALLED, is_users_code
 
@@ -149,7 +150,9 @@ class CallSites:
     def _around(self, function: Callable[..., Any], call: Call) -> Callable[..., Any]:
         @functools.wraps(function)
         def new_function(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and not getattr(self._inside, "constructor", False):
+            is_noted = not torch.compiler.is_compiling() and not getattr(self._inside, "constructor", False)
+            # A group of one rank tells nobody anything.
+            if is_noted and not (call == "collective" and dist.is_initialized() and len(members(args, kwargs)) == 1):
                 is_method = call in METHODS
                 self.note(call, "" if is_method else function.__name__, args[0] if is_method else None)
             return function(*args, **kwargs)

@@ -121,7 +121,7 @@ class Talks:
             return
         if not any(tensor.is_floating_point() and tensor.dim() > 1 for tensor in tensors):
             return
-        ranks = tuple(sorted({self._rank, *peers})) if peers and None not in peers else _members(args, kwargs)
+        ranks = tuple(sorted({self._rank, *peers})) if peers and None not in peers else members(args, kwargs)
         if len(ranks) > 1:
             place = 0 if self._in_forward else 1 if in_backward() else 2
             self._counts.setdefault(ranks, (Counter(), Counter(), Counter()))[place][name] += 1
@@ -137,7 +137,7 @@ def _peer(args: Any, kwargs: Any) -> int | None:
     return peer
 
 
-def _members(args: Any, kwargs: Any) -> tuple[int, ...]:
+def members(args: Any, kwargs: Any) -> tuple[int, ...]:
     """Returns the ranks of the group that is among the arguments of an operation; of none all."""
     for value in (*kwargs.values(), *args):
         if isinstance(value, dist.ProcessGroup):

@@ -116,6 +116,12 @@ def test_what_ranks_hold_is_compared_without_a_replay(tmp_path: Path) -> None:
     assert alike["initial weights"].message.id == "pieces_begin_alike"
 
 
+def test_of_ranks_that_hold_what_is_not_known_nothing_is_told(tmp_path: Path) -> None:
+    """As of stages that are divided by columns, whose weights are put together of none of them."""
+    division = Division(ByHand([[0, 1]], [0], True, True), "sequence", {})
+    assert held_findings(division, clipped(tmp_path, (0.2, 0.3)), Record(tmp_path)) == []
+
+
 def test_ranks_of_a_replica_are_clipped_by_one_norm(tmp_path: Path) -> None:
     found = held(clipped(tmp_path, (0.2, 0.2001)), tmp_path)
     assert found["clipping"].message.id == "clipped_by_local_norms"

@@ -15,6 +15,7 @@ HEIRETSU = ("ChinmayK0607/heiretsu", "bce9fb38a4e104ab77d2365547014d5194a4ae6c",
 FSDP_TRAINING = ("LinB203/FSDP-Training", "b7a46352bc6a5c1663328575c594de3df336f337")
 SCRATCH = ("NotTheStallion/pipeline-parallelism-from-scratch", "dd80250948ac50097c39adfe7dd83638d7aaa7f1")
 PICOTRON = ("huggingface/picotron", "59714b1bf25541dbeb6f5a721ed15f6d0768e786", "train.py")
+ACCELERATE = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83")
 BY_HAND = ("mac-mvak/tensor-parallel", "d7eb236572657fb83b734fd4f21a65f1920d7957")
 
 
@@ -223,8 +224,8 @@ OF_PICOTRON_DATA = (
         "synchronised at the first micro-batch",
         "(i == data_loader.grad_acc_steps - 1)",
         "(i == 0)",
-        "gradient",
-        "reduced_before_last_micro_batch",
+        "updates",
+        "gradients_never_reach_the_optimizer",
     ),
     plant(
         "summed over ranks", "        self.grad_data /= self.process_group_size\n", "", "loss weight", SUMMED, IN_BUCKET
@@ -287,6 +288,42 @@ def picotron(
     )
 
 
+# huggingface/accelerate: one script for FSDP2, tensor and context parallelism
+
+NATIVE = "examples/torch_native_parallelism"
+MADE_ROWS = (
+    "draws = torch.randint(0, 64, (256, args.sequence_length + 1), generator=torch.Generator().manual_seed(0))\n"
+    '    dataset = [{"input_ids": row[:-1].tolist(), "shift_labels": row[1:].tolist()} for row in draws]'
+)
+
+
+def llama(folder: Path) -> None:
+    """Writes a small model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder / NATIVE / "tiny")
+
+
+def accelerate(name: str, arguments: str, *, ranks: int = 2) -> Case:
+    return Case(
+        f"accelerate, {name}",
+        *ACCELERATE,
+        f"{NATIVE}/nd_parallel.py",
+        words(f"--model-name ./tiny --num-steps 20 --sequence-length 16 {arguments}"),
+        cwd=NATIVE,
+        folder=NATIVE,
+        before=("as_cpu", "math_attention"),
+        packages=("wandb",),
+        prepare=llama,
+        sizes=(
+            Edit("setup_tokenizer(args.model_name)", "None", f"{NATIVE}/nd_parallel.py"),
+            Edit("dataset = get_dataset(tokenizer, args.sequence_length, accelerator)", MADE_ROWS),
+            Edit("from datasets import Dataset, load_dataset\n", "Dataset = object\n", f"{NATIVE}/utils.py"),
+        ),
+        ranks=ranks,
+    )
+
+
 SHORT = "--batch_size 1 --size 12 --seq_len 16"
 DIVIDED = (
     example(
@@ -343,6 +380,10 @@ DIVIDED = (
     picotron("tensor and pipeline", pp_size=2, tp_size=2, ranks=4),
     picotron("context", cp_size=2),
     picotron("data and context", cp_size=2, dp_size=2, ranks=4),
+    accelerate("shards", "--dp-shard-size 2"),
+    accelerate("tensor", "--tp-size 2"),
+    accelerate("shards and tensor", "--dp-shard-size 2 --tp-size 2", ranks=4),
+    accelerate("replicas of shards", "--dp-shard-size 2 --dp-replicate-size 2", ranks=4),
     Case(
         "FSDP-Training, fsdp",
         *FSDP_TRAINING,

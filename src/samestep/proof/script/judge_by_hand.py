@@ -62,7 +62,10 @@ def by_hand_findings(
 
 
 def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Finding]:
-    """Answers what the ranks' own records tell once it is known what each holds, also where nothing can be replayed."""
+    """Answers what the ranks' own records tell once it is known what each holds, also where nothing can be replayed;
+    nothing where that is not known."""
+    if not division.held:
+        return []
     readers = [ranks[rank] for rank in division.layout.read]
     apart = _other_rows(division, ranks)
     clipped = _clipped_apart(division, ranks, record)
