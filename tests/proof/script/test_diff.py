@@ -25,6 +25,7 @@ from samestep.records.script import (
     ScriptRecord,
     StepRecord,
     UntrainedRecord,
+    question_of,
 )
 from samestep.records.tensor_files import read_arrays, write_arrays
 from samestep.report.check import show_diff
@@ -117,6 +118,31 @@ def test_a_loss_that_is_hardly_another_one_tells_why_the_gradient_is(
         arrays = read_arrays(other, rank, "step0")
         write_arrays(other / f"rank{rank}.step0.npz", {name: value * 1.1 for name, value in arrays.items()})
     assert differing(diff(one, other))[0] == question
+
+
+@pytest.mark.parametrize(
+    ("called", "early", "question"),
+    [(True, [], "frozen weights"), (True, ["teacher"], "loss"), (False, [], "loss")],
+    ids=["a teacher", "after the losses", "an average that no forward uses"],
+)
+def test_a_teacher_that_is_another_one_comes_before_the_loss(
+    called: bool, early: list[str], question: str, tmp_path: Path
+) -> None:
+    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    held = {"teacher.a.weight": UntrainedRecord("frozen", "teacher", start=9, called=called)}
+    for folder, digest in ((one, 7), (other, 8)):
+        for rank in range(2):
+            edit(folder, rank, lambda record: replace(record, untrained=held))
+            changed = {"changed": {"teacher.a.weight": digest}, "early": early}
+            edit(folder, rank, each_step(lambda step, changed=changed: replace(step, **changed), since=1))
+            edit(folder, rank, each_step(lambda step: with_loss(step, 2.0)))
+            edit(folder, rank, each_step(lambda step, value=digest: with_loss(step, value), since=1))
+    for rank in range(2):
+        arrays = read_arrays(other, rank, "step1")
+        write_arrays(other / f"rank{rank}.step1.npz", {name: value * 1.1 for name, value in arrays.items()})
+    results = diff(one, other)
+    assert {"frozen weights", "loss", "gradient"} <= {*differing(results)}
+    assert question_of(results) == question and results.first_divergence and results.first_divergence.step == 1
 
 
 @pytest.mark.parametrize(("factor", "shown"), [(1.0, False), (1 + 1e-6, True)], ids=["same bits", "within rounding"])

@@ -134,6 +134,16 @@ def averages(pair: RecordPair) -> list[Finding]:
     return [Finding(question, "right", message("averages_are_the_same", networks=stay))]
 
 
+def is_seen_by_losses(finding: Finding, pair: RecordPair) -> bool:
+    """Whether what differs is of a network that a forward pass of its step has used after it was changed, as a teacher
+    that is updated after each step: its step's loss is another one for that."""
+    divergence = finding.divergence
+    if finding.question != "frozen weights" or divergence is None or divergence.step is None or not divergence.tensor:
+        return False
+    record = pair.first[0].untrained[divergence.tensor]
+    return record.called and record.network not in pair.steps_of_rank_0(divergence.step)[0].early
+
+
 def _is_close(
     name: str, other: str, values: tuple[Mapping[str, Array], Mapping[str, Array]], before: Mapping[str, Array]
 ) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from samestep.message import Message, message
 from samestep.proof.script.compared_gradients import gradients
 from samestep.proof.script.compared_settings import clipping, order, precision, schedules, settings
-from samestep.proof.script.compared_weights import averages, buffers, weights
+from samestep.proof.script.compared_weights import averages, buffers, is_seen_by_losses, weights
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.matching import FROZEN, is_frozen
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
@@ -70,18 +70,20 @@ def _compared(pair: RecordPair) -> list[Finding]:
     steps = Finding("steps", "right", compared)
     if pair.since:
         return [steps, _start(pair), _rows(pair), *gradients(pair), _resumed_rates(pair), _resumed_weights(pair)]
-    of_steps = gradients(pair)
+    of_steps, of_averages = gradients(pair), averages(pair)
+    of_teachers = [finding for finding in of_averages if is_seen_by_losses(finding, pair)]
     findings = [
         steps,
         *precision(pair),
         _start(pair),
         *(finding for finding in of_steps if finding.question == "micro-batches"),
         _rows(pair),
+        *of_teachers,
         *(finding for finding in of_steps if finding.question != "micro-batches"),
         *clipping(pair),
         *settings(pair),
         weights(pair),
-        *averages(pair),
+        *(finding for finding in of_averages if finding not in of_teachers),
         *buffers(pair),
         *schedules(pair),
         *order(pair),
