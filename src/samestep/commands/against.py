@@ -31,12 +31,12 @@ from samestep.proof.script.diff import answer_of, compare_records
 from samestep.proof.script.record_pair import RecordPair
 from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.sites import Sources, files_of, located
-from samestep.records.call_site import CallSite
+from samestep.records.call_site import CallSite, ChangedLines
 from samestep.records.files import write
 from samestep.records.record import Record
 from samestep.records.redaction import redacted_text
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, ChangedLines, DiffResults, Finding, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, DiffResults, Finding, ScriptPlan, ScriptRecord
 from samestep.report.language import with_english
 from samestep.world.regular_files import read_regular
 

@@ -62,3 +62,14 @@ class CallRecord:
     first: int = 0
     last: int = 0
     count: int = 1
+
+
+@dataclass(frozen=True)
+class ChangedLines:
+    """A place in a file that two sides have otherwise. text: its hunk of a unified diff, without the head. before: the
+    file's name on the first side, '' where it has none; after: on the second. line: of the second, or of the first."""
+
+    before: str
+    after: str
+    line: int
+    text: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from samestep.message import Message
-from samestep.records.call_site import CallRecord, CallSite
+from samestep.records.call_site import CallRecord, CallSite, ChangedLines
 from samestep.records.divided_models import HeldPiece, ModuleRecord, TalkRecord
 from samestep.records.results import Divergence
 
@@ -563,17 +563,6 @@ class CheckResults:
     command: str = ""
     missing: list[Question] = field(default_factory=list)
     fixes: list[FixRecord] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ChangedLines:
-    """A place in a file that two sides have otherwise. text: its hunk of a unified diff, without the head. before: the
-    file's name on the first side, '' where it has none; after: on the second. line: of the second, or of the first."""
-
-    before: str
-    after: str
-    line: int
-    text: str
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from proof.script.test_script import NAMES, STEPS, finding_of, judged
 from samestep.commands.judge_records import diff
 from samestep.errors import UserError
 from samestep.message import message
+from samestep.records.call_site import ChangedLines
 from samestep.records.files import read, write
 from samestep.records.script import (
     END,
     PLAN,
     START,
     STEP,
-    ChangedLines,
     DiffResults,
     ScriptPlan,
     ScriptRecord,
