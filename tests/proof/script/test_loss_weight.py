@@ -170,13 +170,17 @@ def term(kind: str, row: str, read: int, found: str = "mean") -> MicroBatchRecor
         ([term("NllLoss", "a", 0), term("NllLoss", "a", 0)], True),  # the same rows again
         ([term("NllLoss", "a", 0), term("MseLoss", "b", 0)], True),
         ([MicroBatchRecord([]), MicroBatchRecord([])], False),  # no forward was seen
-        # All forward passes of a pipeline come first; or one forward pass has two losses.
-        ([MicroBatchRecord(["a", "b"], passes=[0], forwards=2), MicroBatchRecord([])], False),
-        ([MicroBatchRecord(["a"], passes=[0], forwards=1), MicroBatchRecord([])], True),
     ],
 )
 def test_losses_with_a_backward_each_are_no_accumulation(micros: list[MicroBatchRecord], several: bool) -> None:
     assert several_losses(micros, [0, 0, 1]) is several
+
+
+@pytest.mark.parametrize(("forwards", "is_stage", "several"), [(2, True, False), (2, False, True), (1, True, True)])
+def test_forward_passes_that_all_come_first(forwards: int, is_stage: bool, several: bool) -> None:
+    """Those of a pipeline's micro-batches do; of other scripts they have losses of their own."""
+    batches = [MicroBatchRecord(["a", "b"], passes=[0], forwards=forwards), MicroBatchRecord([])]
+    assert several_losses(batches, [0, 0, 1], is_stage) is several
 
 
 @pytest.mark.parametrize(

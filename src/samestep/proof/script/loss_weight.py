@@ -69,7 +69,9 @@ def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
         cause = message("ranks_accumulate_different_numbers", micro_batches=counts)
     else:
         loaders = [[record.loader for record in rank.passes] for rank in ranks]
-        composite |= any(map(several_losses, micro_batches, loaders))
+        are_stages = all(any(talk.between for talk in rank.talks) for rank in ranks)
+        pairs = zip(micro_batches, loaders)
+        composite |= any(several_losses(of_rank, of_loaders, are_stages) for of_rank, of_loaders in pairs)
         rank_weight = (
             sum(weight.largest for of_rank in weights for weight in of_rank if weight) / gradients.size / scale
         )
@@ -171,16 +173,17 @@ def _are_alike(weights: Weights) -> bool:
     return bool(largest) and max(largest) - min(largest) <= NEAR * max(largest)
 
 
-def several_losses(micro_batches: Sequence[MicroBatchRecord], loaders: Sequence[int]) -> bool:
+def several_losses(micro_batches: Sequence[MicroBatchRecord], loaders: Sequence[int], is_stage: bool = False) -> bool:
     """Whether the micro-batches of a step are terms of one loss, each with its own backward(), and no accumulation.
 
     They are of the same rows, of other kinds of losses, or of several loaders; their weights need not add up to one.
-    loaders: pass over a loader -> the loader.
+    loaders: pass over a loader -> the loader. is_stage: whether the rank hands on what it computes between its passes.
     """
     rows = [frozenset(micro_batch.rows) for micro_batch in micro_batches if micro_batch.rows]
     kinds = {tuple(term.kind for term in micro_batch.losses) for micro_batch in micro_batches}
-    # A schedule may have the forward passes of all micro-batches before the first backward pass.
-    ahead = sum(micro_batch.forwards for micro_batch in micro_batches) == len(micro_batches)
+    # A pipeline may have the forward passes of all micro-batches before the first backward pass.
+    counts = [micro_batch.forwards for micro_batch in micro_batches]
+    ahead = is_stage and sum(counts[:1]) >= len(counts) and not any(counts[1:])
     used = {
         frozenset(loaders[number] for number in micro_batch.passes if number < len(loaders))
         for micro_batch in micro_batches
