@@ -12,7 +12,7 @@ import pytest
 
 from budget import budget, wait_until
 from command import samestep
-from samestep.launch import monitored_ranks, rank_meter
+from samestep.launch import monitored_ranks, rank_meter, stacks
 from samestep.launch.rank_meter import RankMeter, own_bytes
 from samestep.world.heartbeat import TRAINING, Pulse
 
@@ -133,6 +133,35 @@ def test_memory_is_compared_among_looks_that_had_loader_workers() -> None:
     assert memory_judged((5, 4), (9, 0), (5, 9), (5, 9)) == (5, 4, 5, 9)
     # A moment's peak.
     assert memory_judged((5, 0), (50, 0), (5, 0)) == (5, 0, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("late", "other", "line", "looks"),
+    [
+        # Each rank sleeps at line 4, and the late one in a hook as well.
+        ([4, 4, 9] * 10, [4, 4, 6] * 10, 9, (10, 0)),
+        ([4] * 30, [4] * 30, 4, (30, 30)),  # both wait in one collective: by that none is late
+        ([9] * 30, [4] * 30, 9, (30, 0)),
+    ],
+)
+def test_the_line_of_a_late_rank_is_one_at_which_others_are_not(
+    late: list[int], other: list[int], line: int, looks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = {1: iter(other), 2: iter(late), 3: iter(())}
+    meter, pulse = RankMeter(Path()), Pulse(1, TRAINING, 3, 3, {})
+    monkeypatch.setattr(stacks, "ask", lambda pids, file, number: str(pids[0]))
+    monkeypatch.setattr(stacks, "parse", lambda pid: ((stacks.Frame("/job/train.py", next(lines[int(pid)]), "f"),),))
+    meter._late_s = {0: 0.1, 1: 5.0, 2: 0.3}
+    for rank in range(3):
+        meter._first[rank] = look = rank_meter._Look(rank + 1, 0.0, pulse, 0.0, 0.0, 0, 0)
+        meter._latest[rank] = deque([look], maxlen=2)
+        meter._uses[rank] = meter._use(rank, look, look)
+    monkeypatch.setattr(rank_meter, "APART_S", (0.0, 0.0))
+    for _ in range(31):  # the last finds all looks done
+        meter.look_at_stacks(1)
+    _, use, _ = meter.uses()
+    assert use.line == f"train.py:{line}, f"
+    assert (use.looks, use.looks_at_line, use.others_at_line) == (30, *looks)
 
 
 def test_work_is_told_from_rest() -> None:

@@ -146,6 +146,7 @@ def _watch(
     command has got itself."""
     previous = sampler.samples[-1]
     told, told_at = set[tuple[str, int]](), time.monotonic()
+    late: int | None = None  # a rank that is slow for no reason that is counted
     while process.poll() is None:
         reap_orphans(process.pid)
         arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), ranks.due_in(), LONGEST_S))
@@ -156,8 +157,8 @@ def _watch(
             say(said)
         if not ranks.hang and meter.look_if_due(ranks.running):
             late = unexplained(meter.uses())
-            if late is not None and late in ranks.running:
-                meter.look_at_stack(late)
+        if not ranks.hang and late is not None and late in ranks.running:
+            meter.look_at_stacks(late)
         if time.monotonic() - told_at > TELL_S:
             told_at = time.monotonic()
             pids = {rank: pid for rank, (pid, _) in ranks.running.items()}

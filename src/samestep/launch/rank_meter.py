@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -20,18 +21,20 @@ from samestep.world.processes import STACKS
 LOOK_S = 5.0  # from one look to the next, at least
 SHARE = 0.002  # of one core, that looking may take
 FIRST_STEPS = 3  # that are left out: they compile, and start loader workers
-LOOKS, MOST_LOOKS = 3, 9  # at one rank's stack: one after the other, and in all
+MOST_LOOKS = 30  # at a late rank's stack, and at another one's
+APART_S = 0.3, 1.0  # from one look at both to the next: drawn, as a step may take as long
 
 
 class RankMeter:
     """What the ranks that write into `folder` have used since their first steps."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._due = folder, 0.0
+        self._folder, self._due, self._stacks_due = folder, 0.0, 0.0
         self._first: dict[int, _Look] = {}
         self._latest: dict[int, deque[_Look]] = {}  # the two latest that had loader workers, if any had
         self._with_workers: dict[int, _Look] = {}  # the first that had, where the first had none
-        self._lines: dict[int, Counter[str]] = {}  # rank -> the lines at which looks at its stack found it
+        # Late rank -> the lines at which looks at its stack found it, and looks at one that is not late.
+        self._lines: dict[int, tuple[Counter[str], Counter[str]]] = {}
         self._uses: dict[int, RankUse] = {}
         self._late_s: dict[int, float] = {}
         self._known_s = 0.0  # of the training, in which it is known which rank came last
@@ -41,9 +44,9 @@ class RankMeter:
         return [self._with_line(self._uses[rank]) for rank in sorted(self._uses)]
 
     def _with_line(self, use: RankUse) -> RankUse:
-        lines = self._lines.get(use.rank, Counter())
-        line, often = next(iter(lines.most_common(1)), ("", 0))
-        return replace(use, line=line, looks=lines.total(), looks_at_line=often)
+        own, others = self._lines.get(use.rank, (Counter[str](), Counter[str]()))
+        line = max(own, key=lambda line: own[line] - others[line], default="")
+        return replace(use, line=line, looks=own.total(), looks_at_line=own[line], others_at_line=others[line])
 
     def look_if_due(self, running: Mapping[int, tuple[int, Pulse]]) -> bool:
         """Looks at the ranks, if it is time; returns whether it did.
@@ -67,10 +70,16 @@ class RankMeter:
         self._due = time.monotonic() + max(LOOK_S, (time.thread_time() - began) / SHARE)
         return bool(training)
 
-    def look_at_stack(self, rank: int) -> None:
-        """Notes at which line of the user's code a rank is now."""
-        lines, file = self._lines.setdefault(rank, Counter()), self._folder / f"stack-rank{rank}.txt"
-        for _ in range(min(LOOKS, MOST_LOOKS - lines.total())):
+    def look_at_stacks(self, late: int) -> None:
+        """Notes, if it is time, at which line of the user's code a late rank is, and at which the least late one is:
+        where both wait, as in a collective or where each is slowed down, neither is late by that line."""
+        punctual = min((rank for rank in self._uses if rank != late), key=lambda rank: self._late_s.get(rank, 0.0))
+        own, others = self._lines.setdefault(late, (Counter(), Counter()))
+        if own.total() >= MOST_LOOKS or time.monotonic() < self._stacks_due:
+            return
+        self._stacks_due = time.monotonic() + random.uniform(*APART_S)
+        for rank, lines in ((late, own), (punctual, others)):
+            file = self._folder / f"stack-rank{rank}.txt"
             threads = stacks.parse(stacks.ask([self._first[rank].pid], file, STACKS))
             lines.update(map(str, filter(None, map(stacks.users_frame, threads[:1]))))
 

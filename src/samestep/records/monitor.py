@@ -146,7 +146,8 @@ class RankUse:
     for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
     fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
     page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
-    line: of the user's code, at which the most of some looks at its stack found it; '': there were none.
+    line: of the user's code, at which most more of some looks at its stack found it than of those at a rank that is not
+    late; '': there were none. looks_at_line, others_at_line: how many of both.
     """
 
     rank: int
@@ -168,6 +169,7 @@ class RankUse:
     line: str = ""
     looks: int = 0
     looks_at_line: int = 0
+    others_at_line: int = 0
     first_loading_s: float = 0.0
 
 

@@ -64,10 +64,13 @@ def test_a_rank_that_sleeps_is_looked_at() -> None:
     assert unexplained([HEALTHY, late]) == 1
     assert unexplained([HEALTHY, replace(late, loading_s=10.0)]) is None
     assert unexplained([HEALTHY]) is None
-    for looks_at_line, line in ((4, "train.py:7, hook"), (1, None)):
-        seen = replace(late, line="train.py:7, hook", looks=5, looks_at_line=looks_at_line)
+    # Not the line at which a rank that is not late is as often, as where all wait or sleep.
+    cases = [(4, 0, True), (3, 0, False), (9, 1, True), (9, 4, False), (9, 9, False), (2, 9, False)]
+    for looks_at_line, others_at_line, is_told in cases:
+        line = "train.py:7, hook"
+        seen = replace(late, line=line, looks=9, looks_at_line=looks_at_line, others_at_line=others_at_line)
         (found,) = findings([HEALTHY, seen], 16)
-        assert found.fields["why"].fields["line"] == line
+        assert found.fields["why"].fields["line"] == (line if is_told else None)
 
 
 def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:

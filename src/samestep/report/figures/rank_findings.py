@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +15,7 @@ LEAST_STEPS, LEAST_S = 10, 5.0  # that are judged
 LATE_SHARE = 0.15  # of the time, that the others wait for one rank
 WHY_SHARE = 0.5  # of that time, which differences must explain
 RIVAL_SHARE = 0.5  # of the greatest difference: another one may be the reason as well
-LEAST_LOOKS = 3  # at a rank's stack that found one line
+CHANCE = 2.0  # times as many more looks find a late rank at a line than another one, as chance makes of equal shares
 QUEUE_SHARE = 0.2  # of the time, waiting for a processor
 LOADER_SHARE = 0.2  # of the time, waiting for data on all ranks
 COMMUNICATION_SHARE = 0.5  # of the time, neither loading nor computing on any rank
@@ -132,8 +133,9 @@ def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
     step_s = late.seconds / late.steps
     parts = _parts(late, others)
     if not parts:
-        at, often = (late.line, late.looks_at_line) if late.looks_at_line >= LEAST_LOOKS else (None, None)
-        looks = late.looks if at else None
+        own, theirs = late.looks_at_line, late.others_at_line
+        is_known = own > theirs and own - theirs >= CHANCE * math.sqrt(own + theirs)
+        at, often, looks = (late.line, late.looks_at_line, late.looks) if is_known else (None, None, None)
         why = message("slow_outside_of_loading_and_computing", often=often, looks=looks, line=at)
     elif len(parts) == 1:
         why = parts[0]
