@@ -46,3 +46,23 @@ def test_a_fault_of_what_is_divided_by_hand_is_named(fault: Fault, tmp_path: Pat
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
     assert fault.kind in {finding.message.id for finding in results.findings}, results.findings
     assert results.answer == "differs"
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("twin", "layer"),
+    [
+        (Healthy(LAYERS, ""), "self.weight, self.bias = piece(whole.weight, 1)"),
+        (Healthy(EXPERTS, "--local"), "self.up, self.down = "),
+    ],
+    ids=["pieces", "experts"],
+)
+def test_a_layer_that_begins_as_zeros_is_right(twin: Healthy, layer: str, tmp_path: Path) -> None:
+    """Its pieces are the same on each rank, and what lies before it has no gradient in the first step."""
+    text = text_of(twin)
+    (line,) = [line for line in text.splitlines(keepends=True) if layer in line]
+    indent = line[: len(line) - len(line.lstrip())]
+    zeros = "nn.init.zeros_(whole.weight)\n" if "whole" in line else "nn.init.zeros_(self.down.weight)\n"
+    text = text.replace(line, f"{indent}{zeros}{line}" if "whole" in line else f"{line}{indent}{zeros}")
+    results = checked(text, tmp_path, script_arguments=twin.arguments.split(), nproc=ranks_of(twin))
+    assert results.answer == "right", results.findings

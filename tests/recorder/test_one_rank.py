@@ -41,6 +41,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatheredWithHistory]:
     for name in filter(vars(dist).get, OUT_OF_PLACE):
         monkeypatch.setattr(dist, name, getattr(dist, name))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(torch.Tensor, "numpy", torch.Tensor.numpy)
     patched = GatheredWithHistory()
     patched.attach()
     try:
@@ -53,6 +54,7 @@ def test_what_the_only_rank_gathers_has_its_history(gathered: GatheredWithHistor
     weight = torch.randn(4, requires_grad=True)
     parts = [torch.empty(4)]
     dist.all_gather(parts, weight * 2)
+    assert torch.cat(parts).numpy().shape == (4,)  # which on several ranks has none
     (torch.cat(parts) * torch.arange(4.0)).sum().backward()
     assert weight.grad is not None and torch.equal(weight.grad, 2 * torch.arange(4.0))
     assert gathered.kept == 1

@@ -35,6 +35,7 @@ class RankMeter:
         self._with_workers: dict[int, _Look] = {}  # the first that had, where the first had none
         # Late rank -> the lines at which looks at its stack found it, and looks at one that is not late.
         self._lines: dict[int, tuple[Counter[str], Counter[str]]] = {}
+        self._looked: Counter[int] = Counter()  # at a late rank's stack
         self._uses: dict[int, RankUse] = {}
         self._late_s: dict[int, float] = {}
         self._known_s = 0.0  # of the training, in which it is known which rank came last
@@ -74,14 +75,19 @@ class RankMeter:
         """Notes, if it is time, at which line of the user's code a late rank is, and at which the least late one is:
         where both wait, as in a collective or where each is slowed down, neither is late by that line."""
         punctual = min((rank for rank in self._uses if rank != late), key=lambda rank: self._late_s.get(rank, 0.0))
-        own, others = self._lines.setdefault(late, (Counter(), Counter()))
-        if own.total() >= MOST_LOOKS or time.monotonic() < self._stacks_due:
+        if self._looked[late] >= MOST_LOOKS or time.monotonic() < self._stacks_due:
             return
         self._stacks_due = time.monotonic() + random.uniform(*APART_S)
-        for rank, lines in ((late, own), (punctual, others)):
-            file = self._folder / f"stack-rank{rank}.txt"
-            threads = stacks.parse(stacks.ask([self._first[rank].pid], file, STACKS))
-            lines.update(map(str, filter(None, map(stacks.users_frame, threads[:1]))))
+        self._looked[late] += 1
+        threads = [self._main_thread(rank) for rank in (late, punctual)]
+        if all(threads):  # not of one that has ended
+            for lines, frames in zip(self._lines.setdefault(late, (Counter(), Counter())), threads):
+                lines.update(map(str, filter(None, map(stacks.users_frame, frames))))
+
+    def _main_thread(self, rank: int) -> tuple[stacks.Stack, ...]:
+        """Returns the stack of a rank's main thread; () where it does not answer."""
+        file = self._folder / f"stack-rank{rank}.txt"
+        return stacks.parse(stacks.ask([self._first[rank].pid], file, STACKS))[:1]
 
     def _use(self, rank: int, first: _Look, now: _Look) -> RankUse:
         before, after = first.pulse.clocks, now.pulse.clocks

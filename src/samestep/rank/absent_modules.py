@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 META = torch.device("meta")
 PLAIN = (bool, int, float, str, type(None))
+LEAVES = (Tensor, *PLAIN)  # of which a tuple is as flat as it can be
 CONTAINERS = (list, tuple, set, frozenset)
 MOST_OBJECTS = 10_000  # where a model sets new ones at each call, nothing is remembered in the end
 Outputs = dict[tuple[Any, ...], tuple[list[Any], TreeSpec] | None]
@@ -63,6 +64,8 @@ class AbsentModules:
             known = self._outputs.get(key) if key else None
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
+                if known[1].is_leaf():
+                    return new_absent(known[0][0]) if _is_absent(known[0][0]) else None
                 return tree_unflatten([new_absent(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
         returned = forward(*args, **kwargs)
         if key and key not in self._outputs:
@@ -75,11 +78,15 @@ class AbsentModules:
 
     def _key(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
         """Returns what a call is like; None where what the module returns may depend on more."""
-        leaves, structure = tree_flatten((args, kwargs))
+        leaves: Sequence[Any] = args
+        structure = ""
+        if kwargs or not all(isinstance(value, LEAVES) for value in args):
+            leaves, spec = tree_flatten((args, kwargs))
+            structure = repr(spec)
         kinds, attributes = [_kind(leaf) for leaf in leaves], self._attributes(module)
         if attributes is None or not all(kinds):
             return None
-        return (name, attributes, torch.is_grad_enabled(), repr(structure), *kinds)
+        return (name, attributes, torch.is_grad_enabled(), structure, *kinds)
 
     def _attributes(self, module: nn.Module) -> tuple[Any, ...] | None:
         """Returns what the attributes of a module, and of those in it, hold; None where one is a tensor with values."""

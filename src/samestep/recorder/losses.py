@@ -152,6 +152,8 @@ def _term(node: Any, name: str, weight: float) -> LossRecord:
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
     scores = getattr(node, "_saved_self", None) if name.startswith("NllLoss") else None
     classes = int(scores.shape[1]) if isinstance(scores, Tensor) and scores.dim() > 1 else 0
+    # With weights of classes, the total is no number of targets.
+    classes = classes if getattr(node, "_saved_weight", None) is None else 0
     if isinstance(total, Tensor) and total.numel() == 1 and float(total):
         return LossRecord(weight, reduction, round(float(total)), name, classes=classes)
     return LossRecord(weight, reduction, _size(node), name, classes=classes)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch import Tensor
 from torch.distributed import device_mesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -111,6 +112,14 @@ class GatheredWithHistory:
         for name, (received, sent) in OUT_OF_PLACE.items():
             if hasattr(torch.distributed, name):
                 self._patch(name, received, sent)
+        numpy = Tensor.numpy
+
+        @functools.wraps(numpy)
+        def new_numpy(tensor: Tensor, *, force: bool = False) -> Any:
+            # On several ranks what is computed of it has no history, and torch gives its array.
+            return numpy(tensor.detach() if self.kept else tensor, force=force)
+
+        Tensor.numpy = new_numpy  # type: ignore[method-assign,assignment]
 
     def _patch(self, name: str, received: str, sent: str) -> None:
         collective = getattr(torch.distributed, name)

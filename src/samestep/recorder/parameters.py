@@ -143,6 +143,7 @@ class Parameters:
         self.shards: list[str] = []
         self.splits = False
         self.shapes: dict[str, list[int]] = {}
+        self.uniform: list[str] = []
         self.cut: Cut | None = None
         self.flattened = Flattened(world_size)
         self._world_size, self._on_gradient, self._on_clip = world_size, on_gradient, on_clip
@@ -198,6 +199,9 @@ class Parameters:
                 name = f"{type(module).__name__} {len(self._modules)}: {name}"
             names[id(parameter)], self.by_name[name] = name, parameter
             self.shapes[name] = [*parameter.shape]
+            block = block_of(parameter)
+            if block.numel() and bool((block == block.flatten()[0]).all()):
+                self.uniform.append(name)
         self._names |= names
         self._watch_gradients(module, names)
         self._digests = sharding.digests_of(self.by_name)

@@ -289,6 +289,7 @@ class Recorder:
             stages=self.pipelines.records(),
             talks=self.talks.records(),
             shapes=self.parameters.shapes,
+            uniform=self.parameters.uniform,
             modules=self._first_forward.modules,
             functions=sorted(self._functions),
         )

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -141,7 +141,9 @@ def members(args: Any, kwargs: Any) -> tuple[int, ...]:
     """Returns the ranks of the group that is among the arguments of an operation; of none all."""
     for value in (*kwargs.values(), *args):
         if isinstance(value, dist.ProcessGroup):
-            return tuple(sorted(dist.get_process_group_ranks(value)))
+            with suppress(KeyError):  # a group that torch has not made
+                return tuple(sorted(dist.get_process_group_ranks(value)))
+            return tuple(range(value.size()))
         if type(value).__name__ == "DeviceMesh":
             return tuple(sorted(value.mesh.flatten().tolist()))
     return tuple(range(dist.get_world_size()))

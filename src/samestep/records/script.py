@@ -399,7 +399,8 @@ class ScriptRecord:
     UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
     reduces_in_forward: whether the script has called all_reduce in a training forward. stages: that the rank holds of
     a pipeline of torch.distributed.pipelining. talks: of the groups whose ranks tell
-    each other what a model computes. shapes: of the parameters in `start`. modules: of the first training forward.
+    each other what a model computes. shapes: of the parameters in `start`. uniform: those of them each element of which
+    begins with the same value, as zeros. modules: of the first training forward.
     functions: that the graphs of the first step's losses are made of.
     """
 
@@ -435,6 +436,7 @@ class ScriptRecord:
     stages: list[StageRecord] = field(default_factory=list)
     talks: list[TalkRecord] = field(default_factory=list)
     shapes: Mapping[str, list[int]] = field(default_factory=dict)
+    uniform: list[str] = field(default_factory=list)
     modules: list[ModuleRecord] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
 

@@ -101,6 +101,24 @@ def test_stages_are_clipped_by_the_norm_of_all(
     assert finding and (finding.answer, finding.message.id) == (answer, said)
 
 
+def test_a_tied_parameter_counts_once_or_on_each_stage(tmp_path: Path) -> None:
+    ranks = clipped(tmp_path, (0.5, 0.5))
+    for number in range(2):
+        arrays = {"taken tied.weight": np.full(4, 0.5), "unclipped tied.weight": np.ones(4)}
+        write_arrays(tmp_path / f"rank{number}.step0.npz", arrays)
+    finding = clipped_together([[of] for of in ranks], Record(tmp_path))
+    assert finding and finding.answer == "right"
+
+
+@pytest.mark.parametrize(
+    "clips", [[ClipRecord(1, 1, 1, None)], [ClipRecord(1, 1, 2, 1.0)], 2 * [ClipRecord(1, 1, 1, 1.0)]]
+)
+def test_what_is_clipped_by_values_or_in_parts_has_no_one_factor(clips: list[ClipRecord], tmp_path: Path) -> None:
+    ranks = [replace(of, steps=[replace(of.steps[0], clips=clips)]) for of in clipped(tmp_path, (0.2, 0.3))]
+    assert clipped_together([[of] for of in ranks], Record(tmp_path)) is None
+    assert "clipping" not in held(ranks, tmp_path)
+
+
 def held(ranks: list[ScriptRecord], folder: Path) -> dict[str, Finding]:
     """Returns question -> what is told of ranks that each hold half of a weight."""
     pieces = [HeldPiece(number, "0.weight", 0, 3 * number, 3) for number in range(2)]
@@ -114,6 +132,8 @@ def test_what_ranks_hold_is_compared_without_a_replay(tmp_path: Path) -> None:
     assert found["initial weights"].answer == found["weights"].answer == "right" and "clipping" not in found
     alike = held([replace(of, start={"0.weight": 7}) for of in ranks], tmp_path)
     assert alike["initial weights"].message.id == "pieces_begin_alike"
+    zeros = [replace(of, start={"0.weight": 7}, uniform=["0.weight"]) for of in ranks]
+    assert held(zeros, tmp_path)["initial weights"].answer == "right"
 
 
 def test_of_ranks_that_hold_what_is_not_known_nothing_is_told(tmp_path: Path) -> None:

@@ -239,28 +239,27 @@ def _is(factor: float, ranks: int) -> bool:
 
 
 def _cut_off(compared: Compared, ranks: Ranks) -> Finding | None:
-    """Finds parts of the model that compute in a forward pass and get no gradient, where what ranks hand on to each
-    other has no graph. One process may cut it off, too."""
+    """Finds parts of the model that compute in a forward pass and get no gradient, though one process has one, where
+    what ranks hand on to each other has no graph."""
     division = compared.division
     operations = [name for rank in ranks for talk in rank.talks for name in talk.forward if name.startswith(CUT_OFF)]
     cut = []
     for rank in ranks if operations else ():
         computes = {module.name for module in rank.modules if module.given.count and module.returned.count}
-        held = [piece.name for piece in division.parts if piece.rank == division.layout.like(rank.rank)]
-        own = compared.recorded[rank.rank]
-        cut += [
-            (rank.rank, name)
-            for name in held
-            if name.rpartition(".")[0] in computes and not norm(own.get(name, np.zeros(1)))
-        ]
+        names = [piece.name for piece in division.parts if piece.rank == division.layout.like(rank.rank)]
+        own, wanted = compared.recorded[rank.rank], compared.wanted[rank.rank]
+        # Before a layer that begins as zeros, one process's is zero, too.
+        with_gradient = [name for name in names if name in wanted and norm(wanted[name])]
+        without = [name for name in with_gradient if name not in own or not norm(own[name])]
+        cut += [(rank.rank, name) for name in without if name.rpartition(".")[0] in computes]
     if not cut:
         return None
     number, name = cut[0]
     figures = {"parameters": len({name for _, name in cut}), "operation": max(operations), "ranks": len(ranks)}
     cause = message("exchange_is_cut_off", axis=division.axis, **figures)
-    quantity, wanted = f"gradient along {division.axis}", message("gradient_of_one_process_of_a_part")
+    quantity, expected = f"gradient along {division.axis}", message("gradient_of_one_process_of_a_part")
     found = message("a_norm", norm=0.0)
-    return differs("gradient", quantity, cause, step=0, tensor=name, rank=number, expected=wanted, found=found)
+    return differs("gradient", quantity, cause, step=0, tensor=name, rank=number, expected=expected, found=found)
 
 
 def _not_reduced(compared: Compared) -> Message | None:

@@ -11,7 +11,7 @@ from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.step_gradients import norm, norm_of_all
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, of_kind
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, StepRecord, of_kind
 
 SAME_FACTOR, NEAR_FACTOR = 1e-4, 1e-2  # relative: of what one norm gives; and of what sums in another order give
 
@@ -57,12 +57,11 @@ def clipped_together(stages: Sequence[Ranks], record: Record) -> Finding | None:
     no step is clipped so on each stage."""
     limits, reached, close = list[float](), 0, SAME_FACTOR * coarser_of(stages[0])
     for step in common_steps([rank for stage in stages for rank in stage]):
-        clips = [stage[0].steps[step].clips for stage in stages]
         factors = [clipping_factor(stage[0], record, step) for stage in stages]
         known = [factor for factor in factors if factor is not None]
-        if len(known) < len(stages) or any(len(of_stage) != 1 or of_stage[0].limit is None for of_stage in clips):
+        if len(known) < len(stages) or not all(clips_whole_norm(stage[0].steps[step]) for stage in stages):
             continue
-        limits.append(clips[0][0].limit or 0.0)
+        limits.append(stages[0][0].steps[step].clips[0].limit or 0.0)
         reached += min(known) < 1 - NEAR_FACTOR
         apart = next((number for number, factor in enumerate(known) if factors_apart(factor, known[0], close)), None)
         if apart is not None:
@@ -83,9 +82,15 @@ def _another_factor(cause: Message, step: int, stage: Ranks, expected: float, fo
     return differs("clipping", quantity, cause, step=step, rank=stage[0].rank, expected=expected, found=found)
 
 
+def clips_whole_norm(step: StepRecord) -> bool:
+    """Whether torch's function has clipped all of a rank's gradients once, by a norm."""
+    by_norm = [clip for clip in step.clips if clip.limit is not None and clip.parameters >= clip.with_gradient]
+    return len(step.clips) == len(by_norm) == 1
+
+
 def factors_apart(factor: float, wanted: float, close: float) -> bool:
     """Whether two factors are those of clippings by other norms."""
-    return abs(factor / wanted - 1) > close
+    return abs(factor - wanted) > close * abs(wanted)
 
 
 def clipping_factor(rank: ScriptRecord, record: Record, step: int) -> float | None:
@@ -97,9 +102,13 @@ def clipping_factor(rank: ScriptRecord, record: Record, step: int) -> float | No
 
 
 def _factor_of_all(stages: Sequence[Ranks], record: Record, step: int, limit: float) -> float | None:
-    """Returns the factor by which the norm of all stages clips; None where sums of large tensors do not say it."""
+    """Returns the factor by which the norm of all stages clips; None where sums of large tensors do not say it, and
+    where stages have copies of a tied parameter, which counts once or on each."""
     arrays = [of_kind(record.arrays(STEP.format(step), stage[0].rank), UNCLIPPED) for stage in stages]
     if any(array.size >= BUCKETS for of_stage in arrays for array in of_stage.values()):
+        return None
+    gradients = [{array.tobytes() for array in of_stage.values() if array.any()} for of_stage in arrays]
+    if len(set().union(*gradients)) < sum(map(len, gradients)):
         return None
     whole = math.hypot(*(norm_of_all(of_stage, [*of_stage]) for of_stage in arrays))
     return min(1.0, limit / (whole + 1e-6))

@@ -13,7 +13,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.frozen_weights import untrained
 from samestep.proof.script.gradients import gradient
-from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, factors_apart
+from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, clips_whole_norm, factors_apart
 from samestep.proof.script.replay import coarser_of, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.updates import rates, schedule, updates
@@ -83,6 +83,8 @@ def _clipped_apart(division: Division, ranks: Ranks, record: Record) -> Finding 
             factors = [factor for factor in of_ranks if factor is not None]
             place = next((n for n, factor in enumerate(factors) if factors_apart(factor, factors[0], close)), None)
             if len(factors) < len(replica) or place is None:
+                continue
+            if not all(clips_whole_norm(ranks[rank].steps[step]) for rank in replica):
                 continue
             rounded = [round(factor, 4) for factor in factors]
             cause = message("clipped_by_local_norms", axis=division.axis, factors=rounded)
@@ -187,10 +189,9 @@ def _repeated(division: Division, ranks: Ranks) -> str | None:
         if len(pieces) < 2 or pieces[0].dimension < 0:
             continue
         first = ranks[pieces[0].rank]
-        is_matrix = len(first.shapes.get(pieces[0].name, ())) > 1
+        is_drawn = len(first.shapes.get(pieces[0].name, ())) > 1 and pieces[0].name not in first.uniform
         starts = {ranks[piece.rank].start.get(piece.name) for piece in pieces}
-        same = len(starts) == 1 and None not in starts
-        if is_matrix and same and not name.endswith("norm.weight"):
+        if is_drawn and len(starts) == 1 and None not in starts:
             return name
     return None
 
