@@ -35,6 +35,7 @@ class RankMeter:
         self._with_workers: dict[int, _Look] = {}  # the first that had, where the first had none
         # Late rank -> the lines at which looks at its stack found it, and looks at one that is not late.
         self._lines: dict[int, tuple[Counter[str], Counter[str]]] = {}
+        self._unpaid_s = 0.0  # of looks, which the time to the next one is to make up for
         self._looked: Counter[int] = Counter()  # at a late rank's stack
         self._uses: dict[int, RankUse] = {}
         self._late_s: dict[int, float] = {}
@@ -60,15 +61,20 @@ class RankMeter:
         training = {rank: (pid, pulse) for rank, (pid, pulse) in running.items() if pulse.taken >= FIRST_STEPS}
         answers = {rank: ask_recorder(self._folder, rank) for rank in training} if len(training) > 1 else {}
         self._add_lateness([(rank, answer) for rank, answer in answers.items() if answer])
+        is_first = False
         for rank, (pid, pulse) in training.items():
             look = _Look.now(pid, pulse)
             first = self._first.get(rank)
             if first is None or first.pid != pid:
-                first = self._first[rank] = look
+                first, is_first = look, True
+                self._first[rank] = look
                 self._latest[rank] = deque(maxlen=2)
                 self._with_workers.pop(rank, None)
             self._uses[rank] = self._use(rank, first, look)
-        self._due = time.monotonic() + max(LOOK_S, (time.thread_time() - began) / SHARE)
+        self._unpaid_s += time.thread_time() - began
+        # What is told needs two looks: the first one's time is made up for after the second.
+        self._due = time.monotonic() + (LOOK_S if is_first else max(LOOK_S, self._unpaid_s / SHARE))
+        self._unpaid_s = self._unpaid_s if is_first else 0.0
         return bool(training)
 
     def look_at_stacks(self, late: int) -> None:
