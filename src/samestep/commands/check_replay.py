@@ -70,8 +70,9 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
                 other = _judged(again, ranks, layout, record, folder)
                 told_ranks = 1 if all(finding.answer == "right" for finding in other) else told_ranks
     if not layout:
-        one_process = read(ScriptRecord, folder / REPLAY_FOLDER / "rank0.json")
-        return with_places(findings, ranks, one_process) if result.feed == "whole" else findings
+        if result.feed != "whole":
+            return findings
+        return with_places(findings, ranks, read(ScriptRecord, folder / REPLAY_FOLDER / "rank0.json"))
 
     def cause(step: int) -> Message | None:
         replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)

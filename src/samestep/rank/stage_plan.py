@@ -9,7 +9,7 @@ parameters, must give the loss and the gradients of the whole model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
-from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, leave_absent, sizes_at
+from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at
 from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
 
@@ -201,7 +201,7 @@ class Trial:
         self.model, self.device = job.model().to(device).train(), device
         self._batch, self._changes_rows = batch, False
         self._job = job.of_phases()[0]
-        self._whole = self._copy(job)
+        self._whole = self._copy()
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
         self.called: list[str] = []
         self._operations_before: dict[str, int] = {}  # a module -> the operations before its first call
@@ -225,14 +225,19 @@ class Trial:
 
         return hook
 
-    def _copy(self, job: Job, absent: Sequence[Absent] = ()) -> nn.Module:
+    def _copy(self, held: Collection[str] | None = None) -> nn.Module:
         """Returns another model like the trial's. One that cannot be copied, as with torch's old weight_norm, is built
-        anew, whole. absent: tensors that it has in the places of the model's."""
+        anew. held: names of the parameters and buffers that it has; in the places of others are absent tensors."""
+        # Before the copy, since a stage needs none of what the others hold.
+        absent = _absent_but(self.model, held)
         try:
             return deepcopy(self.model, {id(tensors[name]): tensor for tensors, name, tensor in absent})
         except Exception:
             with torch.random.fork_rng():
-                return job.model().to(self.device).train()
+                model = self._job.model().to(self.device).train()
+            for tensors, name, tensor in _absent_but(model, held):
+                tensors[name] = tensor
+            return model
 
     def _called_with(self, seed: int) -> Counter[str]:
         """Returns how often each module is called with other random numbers: layerdrop leaves some out."""
@@ -323,12 +328,8 @@ class Trial:
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
         outputs: Outputs = {}
-        all_names = {id(tensor): name for name, tensor in tensors_of(self.model)}
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
-            # Without the values of other stages, which would be copied for each.
-            model = self._copy(self._job, absent_tensors(self.model, partial(_is_held, all_names, holders, stage)))
-            names = {id(tensor): name for name, tensor in tensors_of(model)}
-            leave_absent(model, partial(_is_held, names, holders, stage))
+            model = self._copy({name for name, stages in holders.items() if stage in stages})
             received: dict[int, Tensor] = {}
             receive = partial(_receive, sent, received, generator, generator.get_state())
             generator.manual_seed(SEED)
@@ -395,8 +396,10 @@ class _Uses(TakenTensors):
         self._trial.note_use(tensor)
 
 
-def _is_held(names: Mapping[int, str], holders: Mapping[str, Sequence[int]], stage: int, tensor: Tensor) -> bool:
-    return stage in holders[names[id(tensor)]]
+def _absent_but(model: nn.Module, held: Collection[str] | None) -> list[Absent]:
+    """Returns absent tensors for a model's parameters and buffers that are not held; none where all are."""
+    names = {id(tensor): name for name, tensor in tensors_of(model)}
+    return [] if held is None else absent_tensors(model, lambda tensor: names[id(tensor)] in held)
 
 
 def _receive(

@@ -415,11 +415,10 @@ class Recorder:
             losses = terms(scalar)
             if not self.steps:
                 self._functions |= self.timed(functions_of)(scalar)
+                self.window.own_statistics |= self.timed(normalises_rows)(scalar)
             if self._gathers:
                 self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)
                 self._gathers = False
-            if not self.steps:
-                self.window.own_statistics |= self.timed(normalises_rows)(scalar)
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
             micro_batch.value = float(scalar.detach()) if micro_batch.value is None else micro_batch.value

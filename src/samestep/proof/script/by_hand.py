@@ -156,9 +156,14 @@ class Division:
 
 
 def losses_of(ranks: Ranks, step: int) -> list[float | None]:
-    """Returns the sum of the losses of a step of each rank; None where one is not known."""
-    values = [[batch.value for batch in rank.steps[step].micro_batches] for rank in ranks]
-    return [None if None in of_rank or not of_rank else sum(v or 0.0 for v in of_rank) for of_rank in values]
+    """Returns the sum of the losses of a step of each rank, without a gradient scaler's factor; None where one is not
+    known."""
+    steps = [rank.steps[step] for rank in ranks]
+    values = [[batch.value for batch in of_rank.micro_batches] for of_rank in steps]
+    return [
+        None if None in of_rank or not of_rank else sum(v or 0.0 for v in of_rank) / (rank_step.scale or 1.0)
+        for of_rank, rank_step in zip(values, steps)
+    ]
 
 
 def same_loss(ranks: Ranks, one_process: ScriptRecord, step: int = 0) -> bool | None:

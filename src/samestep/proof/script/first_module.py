@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from samestep.message import Message, message
+from samestep.proof.script.by_hand import losses_of
 from samestep.proof.script.findings import Ranks
 from samestep.records.script import Finding, LossRecord, ScriptRecord
 
@@ -46,7 +47,8 @@ def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Fi
 
 def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     """Returns where the ranks together first have something else than one process; None where that is not known."""
-    for module, given, returned in _compared(ranks, one_process):
+    for module, parts, whole in _calls(ranks, one_process):
+        given, returned = map(_are_together, parts, whole)
         if given is False:
             return message("module_is_given_otherwise", module=module)
         if given and returned is False:
@@ -62,7 +64,7 @@ def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
         found = sum(terms[number].count for terms in of_ranks)
         if term.classes and all(terms[number].count for terms in of_ranks) and found != term.count:
             return message("targets_of_ranks_apart", found=found, expected=term.count, ranks=len(ranks))
-    losses = [loss_of(rank) for rank in (*ranks, one_process)]
+    losses = losses_of([*ranks, one_process], 0)
     known = [loss for loss in losses if loss is not None]
     if len(known) < len(losses):
         return None
@@ -81,13 +83,6 @@ def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, nu
     """Whether a term of the loss adds up, and enters with the same factor on each rank as in one process."""
     weights = {terms[number].weight for terms in of_ranks}
     return term.reduction == "sum" and all(abs(weight - term.weight) <= 1e-6 * abs(weight) for weight in weights)
-
-
-def loss_of(rank: ScriptRecord) -> float | None:
-    """Returns the sum of the losses of a rank's first step; None where one is not known."""
-    values = [batch.value for batch in rank.steps[0].micro_batches]
-    known = [value for value in values if value is not None]
-    return sum(known) / (rank.steps[0].scale or 1.0) if known and len(known) == len(values) else None
 
 
 def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis: str, size: int) -> Finding:
@@ -110,8 +105,8 @@ def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[f
     one process has it; None where it is otherwise, or not known."""
     outputs = [rank.modules[-1].returned for rank in ranks if rank.modules]
     whole = one_process.modules[-1].returned if one_process.modules else None
-    losses = [loss_of(rank) for rank in ranks]
-    known, expected = [loss for loss in losses if loss is not None], loss_of(one_process)
+    *losses, expected = losses_of([*ranks, one_process], 0)
+    known = [loss for loss in losses if loss is not None]
     if whole is None or not whole.count or len(outputs) < len(ranks) or len(known) < len(ranks) or expected is None:
         return None
     pairs = [((output.count, output.sums), (whole.count, whole.sums)) for output in outputs]
@@ -135,18 +130,15 @@ def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
     A module that returns sums which are still to be added up over the ranks is right where one around it returns what
     one process does, and else the first.
     """
-    of_ranks, partial = [_by_call(rank) for rank in ranks], list[str]()
-    for call, (given, returned) in _by_call(one_process).items():
-        if not all(call in of_rank for of_rank in of_ranks):
-            continue
-        parts = [[of_rank[call][side] for of_rank in of_ranks] for side in (0, 1)]
-        are_given, are_returned = (_are_together(*pair) for pair in zip(parts, (given, returned)))
-        if are_returned and returned[0]:
-            partial = [name for name in partial if not _is_inside(name, call[0])]
+    partial = list[str]()
+    for module, parts, whole in _calls(ranks, one_process):
+        are_given, are_returned = map(_are_together, parts, whole)
+        if are_returned and whole[1][0]:
+            partial = [name for name in partial if not _is_inside(name, module)]
         if are_given and are_returned is False:
-            if not _are_partial(parts[1], returned):
-                return next((name for name in partial if _is_inside(name, call[0])), call[0])
-            partial.append(call[0])
+            if not _are_partial(parts[1], whole[1]):
+                return next((name for name in partial if _is_inside(name, module)), module)
+            partial.append(module)
     return partial[0] if partial else None
 
 
@@ -154,18 +146,19 @@ def _is_inside(name: str, module: str) -> bool:
     return name.startswith(f"{module}." if module else "") and name != module
 
 
-def _compared(ranks: Ranks, one_process: ScriptRecord) -> Iterator[tuple[str, bool | None, bool | None]]:
-    """Yields (module, whether the ranks together have given it what one process gives it, whether it has returned the
-    same), call by call; None where that is not known."""
-    of_ranks = [_by_call(rank) for rank in ranks]
-    for call, (given, returned) in _by_call(one_process).items():
-        if all(call in of_rank for of_rank in of_ranks):
-            sides = enumerate((given, returned))
-            same = [_are_together([of_rank[call][side] for of_rank in of_ranks], whole) for side, whole in sides]
-            yield call[0], same[0], same[1]
-
-
 Sums = tuple[int, list[float]]
+
+
+def _calls(
+    ranks: Ranks, one_process: ScriptRecord
+) -> Iterator[tuple[str, tuple[list[Sums], list[Sums]], tuple[Sums, Sums]]]:
+    """Yields (module, what each rank has given it and what it has returned there, the same of one process) of each call
+    that all have made."""
+    of_ranks = [_by_call(rank) for rank in ranks]
+    for call, whole in _by_call(one_process).items():
+        if all(call in of_rank for of_rank in of_ranks):
+            given, returned = ([of_rank[call][side] for of_rank in of_ranks] for side in (0, 1))
+            yield call[0], (given, returned), whole
 
 
 def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
