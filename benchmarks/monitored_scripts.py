@@ -105,8 +105,8 @@ SCRIPTS = {
         launch=("multigpu.py", "{steps}", "100"),
         steps_of=32,
         workers=("multigpu.py", PIN, f"{PIN} {WORKER}"),
-        # A process knows its rank too late.
-        without=("copy_on_write",),
+        # A rank's loader workers do not know whose they are.
+        without=("copy_on_write", "leak", "worker"),
     ),
     "mingpt_ddp": Script(
         folder="pytorch+examples/distributed/minGPT-ddp/mingpt",

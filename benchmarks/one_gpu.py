@@ -3,10 +3,10 @@
     python benchmarks/one_gpu.py --out results/one_gpu_DATE [--at-once 4] [--deadline 200] [--quick] [--only WORD …]
 
 Proves `digits` under each engine that is installed, on one rank; and the small GPT below under the engines whose ranks
-may be threads, at 2, 4 and 8 ranks. `--only ddp 4` runs the rows whose names have all these words. Writes rows.json
-after each row, so that a run that is cut off leaves a record: the command line, seconds, verdict, largest difference
-and its bound, the peak of the GPU's memory that the row's processes held, and of a row that fails the end of what it
-printed.
+may be threads, at 2, 4 and 8 ranks. `--only ddp 4 --only offload` runs the rows whose names have all of one's words.
+Writes rows.json after each row, so that a run that is cut off leaves a record: the command line, seconds, verdict,
+largest difference and its bound, the peak of the GPU's memory that the row's processes held, and of a row that fails
+the end of what it printed.
 """
 
 from __future__ import annotations
@@ -104,6 +104,9 @@ def cases() -> Iterator[Case]:
     for engine in ("ddp", "pipeline"):
         threads = ("--nproc", "2", "--as", "threads", "--also", "none", "--set", "dropout=0.1")
         yield Case(f"{engine} 2 threads dropout", (job, "--engine", engine, *threads))
+    for size in (1, 2, 4):
+        threads = ("--nproc", str(size), *(("--as", "threads") if size > 1 else ()), "--also", "none")
+        yield Case(f"fsdp {size} offload", (job, "--engine", "fsdp", "--set-engine", "offload=true", *threads))
     yield Case("ddp 1 and second", ("digits", "--engine", "ddp"))  # as a user types it: the second number is of threads
     yield Case("amp 2 threads", (job, "--engine", "amp", "--nproc", "2", "--as", "threads", "--also", "none"))
 
@@ -195,10 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--deadline", type=float, default=200.0, help="seconds of a row")
     parser.add_argument("--quick", action="store_true", help="as of samestep verify")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
+    parser.add_argument("--only", nargs="+", action="append", metavar="WORD")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = [case for case in cases() if {*options.only} <= {*case.name.split()}]
+    wanted = options.only or [[]]
+    chosen = [case for case in cases() if any({*words} <= {*case.name.split()} for words in wanted)]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     machine = {"torch": torch.__version__, "python": sys.version.split()[0], "cores": os.cpu_count()}
     record: dict[str, Any] = {"machine": machine | {"gpus": [torch.cuda.get_device_name(n) for n in range(gpus)]}}

@@ -53,9 +53,10 @@ def now():
 
 
 def now_row():
-    """Whether this is the row of the fault, on the rank that has it."""
+    """Whether this is a row of the step of the fault, on the rank that has it."""
+    workers = torch.utils.data.get_worker_info()
     count["row"] += 1
-    if count["row"] == 4 * AT and rank() == 1:
+    if count["row"] == ROWS * AT // (workers.num_workers if workers else 1) and rank() == 1:
         told()
         return True
     return False

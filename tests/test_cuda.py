@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from samestep.engines import single
 from samestep.engines.pipeline import SENDS_ANY_TENSOR
 from samestep.errors import UserError
 from samestep.rank.meter import Meter
+from samestep.records.files import from_json
+from samestep.records.script import CheckResults, question_of
 from samestep.training import Run
 from samestep.world import World
 
@@ -148,6 +152,48 @@ def test_the_second_number_of_ranks_shares_the_gpu(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["engines"]
     second = row["second"]
     assert (row["verdict"], second["ranks_as"], second["verdict"]) == ("same", "threads", "same"), row
+
+
+SHARED_GPU = (TESTS / "recorder" / "scripts" / "shared_gpu.py").read_text()
+SAME_ORDER = ("        sampler.set_epoch(epoch)\n", "")
+NOT_WRAPPED = (
+    "model = DistributedDataParallel(model, device_ids=[device.index] if on_gpus else None)",
+    "DistributedDataParallel(model, device_ids=[device.index] if on_gpus else None)",
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer", "question"),
+    [(("", ""), "right", ""), (SAME_ORDER, "differs", "order"), (NOT_WRAPPED, "differs", "gradient")],
+    ids=["healthy", "same order", "not wrapped"],
+)
+def test_a_script_on_a_gpu_is_checked(fault: tuple[str, str], answer: str, question: str, tmp_path: Path) -> None:
+    """Two ranks that share it by gloo."""
+    old, new = fault
+    assert old in SHARED_GPU
+    (tmp_path / "train.py").write_text(SHARED_GPU.replace(old, new) if old else SHARED_GPU)
+    done = samestep("check", "--nproc", "2", "--json", "--out", "out", "train.py", cwd=tmp_path)
+    results = from_json(CheckResults, json.loads(done.stdout))
+    assert (results.answer, question_of(results)) == (answer, question), done.stdout
+
+
+ON_A_GPU = """
+import time, torch
+held = torch.ones(2**28, device="cuda")
+for _ in range(20):
+    torch.cuda.synchronize()
+    time.sleep(0.5)
+"""
+
+
+def test_the_monitor_tells_the_memory_of_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ON_A_GPU)
+    done = samestep("monitor", "--out", "out", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out" / "usage.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert max(float(row["gpu0_memory_bytes"] or 0) for row in rows) >= 2**30
+    assert max(float(row["gpu0_own_memory_bytes"] or 0) for row in rows) >= 2**30
 
 
 def test_more_ranks_than_gpus(tmp_path: Path) -> None:
