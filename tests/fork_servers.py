@@ -20,9 +20,15 @@ from samestep.world.processes import die_with_parent
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; del sys.path[0]; from samestep.worker import main; main(sys.argv[1:])"
-# For a whole lane, libraries are imported once: lightning, with torchmetrics and scipy, takes longer than torch.
-LIBRARIES = "lightning, accelerate, transformers.trainer, deepspeed.runtime.zero.muon.muon_optimizer"
-OF_A_LANE = f"import gc; gc.disable(); import {LIBRARIES}; {WORKER}"
+# For a whole lane, libraries that are there are imported once: lightning, with torchmetrics and scipy, takes longer
+# than torch.
+LIBRARIES = ("lightning", "accelerate", "transformers.trainer", "deepspeed.runtime.zero.muon.muon_optimizer")
+OF_A_LANE = f"""import gc, importlib, contextlib
+gc.disable()
+for library in {LIBRARIES}:
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(library)
+{WORKER}"""
 WORKERS = ("ranks", "reference")
 
 
