@@ -57,7 +57,7 @@ def _played(
     error: Exception | None = None
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
         work = work_folder(plan, Path(temporary))
-        for told in (1, layout.size):
+        for told in dict.fromkeys((1, layout.size, len(ranks))):
             try:
                 return play(plan, ranks, work, run, layout=layout, told_ranks=told), told
             except (TrainingFailed, UserError) as failure:

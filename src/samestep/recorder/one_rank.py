@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -152,8 +153,11 @@ class GatheredWithHistory:
         self.kept += 1
 
 
-def make_groups_of_one_rank() -> None:
-    """Makes each process group that the script asks for one of the only rank, unless it is one of others alone."""
+def make_groups_of_one_rank(made: Callable[[Any, list[int]], None] = lambda group, ranks: None) -> None:
+    """Makes each process group that the script asks for one of the only rank, unless it is one of others alone.
+
+    made: is called with each group, and the ranks that the script has asked for.
+    """
     groups: Any = sys.modules["torch.distributed.distributed_c10d"]
     new_group = groups.new_group
 
@@ -161,14 +165,18 @@ def make_groups_of_one_rank() -> None:
     def new_new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         if ranks is not None and 0 not in ranks:
             return torch.distributed.GroupMember.NON_GROUP_MEMBER
-        return new_group(None if ranks is None else [0], *args, **kwargs)
+        group = new_group(None if ranks is None else [0], *args, **kwargs)
+        if ranks is not None:
+            made(group, [*ranks])
+        return group
 
     def new_enumeration(ranks_per_subgroup_list: Any, *args: Any, **kwargs: Any) -> Any:
         known = {"timeout", "backend", "pg_options", "group_desc"}
-        return new_new_group([0], **{name: value for name, value in kwargs.items() if name in known}), [None]
+        ranks = next((ranks for ranks in ranks_per_subgroup_list if 0 in ranks), [0])
+        return new_new_group(ranks, **{name: value for name, value in kwargs.items() if name in known}), [None]
 
     def new_subgroups(group_size: Any = None, group: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return new_enumeration([[0]], **kwargs)
+        return new_enumeration([[*range(group_size or 1)]], **kwargs)
 
     torch.distributed.new_group = groups.new_group = new_new_group
     torch.distributed.new_subgroups_by_enumeration = groups.new_subgroups_by_enumeration = new_enumeration

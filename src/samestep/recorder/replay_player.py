@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from samestep.message import Message, message
 from samestep.rank.shards import block_of
+from samestep.recorder.alike_replicas import AlikeReplicas
 from samestep.recorder.batches import (
     CannotJoin,
     RowOrder,
@@ -60,6 +61,8 @@ class ReplayPlayer:
         # Of a model that the script divides itself, what is whole shows when the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
         self._gathered = GatheredWithHistory()
+        are_alike = 1 < len(plan.by_hand) and plan.told_ranks == plan.ranks
+        self._alike = AlikeReplicas(plan.by_hand, self.stop) if are_alike else None
         self._start, self._end = (
             (self._hand.buffers(name) if self._hand else _weights(folder, name, self._ranks)) for name in (START, END)
         )
@@ -126,11 +129,11 @@ class ReplayPlayer:
         make_meshes_of_one_rank()
         leave_losses_whole()
         allow_batches_of_all_ranks()
-        if self._hand:
-            make_groups_of_one_rank()
-            self._gathered.attach()
         if self.told_ranks > 1:
             tell_ranks(self.told_ranks)
+        if self._hand:
+            self._alike.attach() if self._alike else make_groups_of_one_rank()
+            self._gathered.attach()
         self._recorder.on_restart = self._forget
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)
@@ -167,6 +170,7 @@ class ReplayPlayer:
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.kept > 0,
+            adds_numbers=bool(self._alike and self._alike.adds_numbers),
         )
 
     @property

@@ -57,7 +57,7 @@ class ReplayPlan:
     micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
     step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
     are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
-    many as a replica has where it cannot run as one. by_hand: the ranks of each replica of a model that the script
+    many as a replica has where it cannot run as one, or as all have. by_hand: the ranks of each replica of a model that the script
     divides itself, if it does: its whole weights are put together of theirs.
     """
 
@@ -463,6 +463,8 @@ class ReplayRecord:
     model that the script divides itself, parameter of one process -> what each rank of a replica holds of it.
     lone_log_softmax: whether the script, inside of loss_parallel(), has a log_softmax that no nll_loss follows.
     gathers_cut: whether ranks that share out a model gather what has a gradient by collectives that hand none back.
+    adds_numbers: whether a script that is told of all ranks adds up single numbers over ranks of which some share out a
+    model, and some are replicas of each other: over one process that is a sum of copies.
     """
 
     why_not: Message | None = None
@@ -476,6 +478,7 @@ class ReplayRecord:
     held: Mapping[str, list[HeldPiece]] = field(default_factory=dict)
     lone_log_softmax: bool = False
     gathers_cut: bool = False
+    adds_numbers: bool = False
 
 
 # What is found

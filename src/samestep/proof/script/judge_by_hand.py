@@ -12,10 +12,10 @@ from samestep.proof.script.by_hand_gradients import replayed_gradients
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.frozen_weights import untrained
-from samestep.proof.script.gradients import gradient
 from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, clips_whole_norm, factors_apart
 from samestep.proof.script.replay import coarser_of, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.slices import loss_weights_of_slices
 from samestep.proof.script.updates import rates, schedule, updates
 from samestep.records.record import Record
 from samestep.records.script import Finding, Question, ReplayRecord, ScriptRecord
@@ -45,20 +45,45 @@ def by_hand_findings(
         told_ranks=told_ranks,
         gathers_cut=result.gathers_cut,
     )
-    if gradients[0].answer == "right":
+    weights = list[Finding]()
+    # What the script computes of the number of ranks that it was told is the same in the replay.
+    if told_ranks > 1 and (division.axis == "tensor" or told_ranks == len(ranks)):
+        weights = loss_weights_of_slices(division, ranks, record)
+    if told_ranks == len(ranks) > division.layout.size:
+        gradients = _of_alike_replicas(gradients, weights, result, told_ranks)
+    is_right = gradients[0].answer == "right"
+    if is_right:
         gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
     if any(finding.question == "clipping" for finding in gradients):
         findings = [finding for finding in findings if finding.question != "clipping"]
     findings += [*gradients, *untrained(readers), evaluation(readers)]
-    findings += [updates([ranks[rank] for rank in division.layout.same(0)], record), randoms(readers)]
-    if told_ranks > 1 and division.axis == "tensor":
-        # What the script computes of the number of ranks that it was told is the same in the replay.
-        slices = gradient([ranks[rank] for rank in division.layout.same(0)], record)
-        findings += [finding for finding in slices if finding.question == "loss weight"]
-    findings.append(replayed_rates(result, ranks, one_process, told_ranks if told_ranks > 1 else len(ranks)))
-    if gradients[0].answer == "right":
+    findings += [updates([ranks[rank] for rank in division.layout.same(0)], record), randoms(readers), *weights]
+    findings.append(_rates(result, ranks, one_process, told_ranks))
+    if is_right:
         findings.append(replayed_weights(result, len(one_process.steps), coarser_of(ranks)))
     return findings
+
+
+def _of_alike_replicas(
+    gradients: list[Finding], weights: list[Finding], result: ReplayRecord, told_ranks: int
+) -> list[Finding]:
+    """Returns what a replay tells in which the only rank stood for all replicas: the factor by which gradients are
+    scaled that are added up over them is the ranks' own there, so that it is known from their losses alone."""
+    said = message("replay_told_of_all_ranks", ranks=told_ranks)
+    if gradients[0].answer == "right" and not any(finding.answer in ("right", "differs") for finding in weights):
+        return [Finding("replayed gradient", "unknown", said)]
+    # What several ranks of a replica hold counts otherwise in such a sum than their pieces.
+    if result.adds_numbers and gradients[0].question == "clipping":
+        return [Finding("clipping", "unknown", said)]
+    return gradients
+
+
+def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_ranks: int) -> Finding:
+    """Compares the rates with one process's; those that may depend on a number which that was told, too, are unknown."""
+    finding = replayed_rates(result, ranks, one_process, told_ranks if told_ranks > 1 else len(ranks))
+    if told_ranks < len(ranks) or finding.answer != "right":
+        return finding
+    return replace(finding, answer="unknown", message=message("replay_told_of_all_ranks", ranks=told_ranks))
 
 
 def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Finding]:
