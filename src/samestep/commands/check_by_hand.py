@@ -14,6 +14,7 @@ from samestep.proof.script import without_by_hand
 from samestep.proof.script.by_hand import ByHand, Division
 from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
 from samestep.proof.script.replay import not_replayed
+from samestep.proof.script.slices import findings_along_data
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import KEPT, REPLAY_FOLDER, CheckResults, ReplayRecord, ScriptPlan, ScriptRecord
@@ -28,12 +29,14 @@ def judged_by_hand(
     if layout is None:
         return None
     played = _played(plan, ranks, layout, run)
-    if isinstance(played, Message):
-        return without_by_hand(results, layout, [not_replayed(played)]) if layout.is_certain else None
+    division = None if isinstance(played, Message) else Division.of(layout, ranks, played[0])
+    if division is None or isinstance(played, Message):
+        why = played if isinstance(played, Message) else message("pieces_in_one_process")
+        if not layout.is_certain:
+            return None
+        noted = replace(results, notes=[layout.described(), *results.notes]) if layout.is_one_model else results
+        return without_by_hand(noted, layout, [*findings_along_data(layout, ranks, record), not_replayed(why)])
     result, told_ranks = played
-    division = Division.of(layout, ranks, result)
-    if division is None:
-        return None
     noted = replace(results, notes=[division.described(), *results.notes]) if division.held else results
     replayed = Path(plan.out) / REPLAY_FOLDER
     one_process = read(ScriptRecord, replayed / "rank0.json")

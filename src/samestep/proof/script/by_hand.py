@@ -24,13 +24,15 @@ class ByHand:
     """How the ranks of such a model may be arranged.
 
     replicas: the ranks of each. shares_rows: whether ranks of a replica read the same rows. is_certain: whether these
-    ranks are no replicas of each other in any case.
+    ranks are no replicas of each other in any case. is_one_model: whether they have one loss of the same rows and other
+    weights, so that they compute it together.
     """
 
     replicas: list[list[int]]
     read: list[int]
     shares_rows: bool
     is_certain: bool
+    is_one_model: bool
 
     @classmethod
     def of(cls, ranks: Ranks) -> ByHand | None:
@@ -59,6 +61,8 @@ class ByHand:
         pieces_of_rows = same_read and not same_rows
         is_certain = exchanges or pieces_of_rows or len({frozenset(rank.start) for rank in ranks}) > 1
         is_certain = is_certain or any(ranks[a].shapes != ranks[b].shapes for a, b in members)
+        losses = losses_of(ranks, 0)
+        is_one_model = (same_rows or same_read) and apart and all(_are_close(losses[a], losses[b]) for a, b in members)
         shares = same_rows or same_read
         readers = [
             rank
@@ -66,7 +70,7 @@ class ByHand:
             for place, rank in enumerate(replica)
             if not shares or not any(_is_same(read, rows, rank, other) for other in replica[:place])
         ]
-        return cls(replicas, readers, shares, is_certain)
+        return cls(replicas, readers, shares, is_certain or is_one_model, is_one_model)
 
     def readers(self, ranks: Ranks) -> list[int]:
         """Returns the ranks whose rows are together those of one process."""
@@ -86,8 +90,17 @@ class ByHand:
         """Returns the ranks of all replicas that hold what `rank` does."""
         return [replica[self.replicas[0].index(self.like(rank))] for replica in self.replicas]
 
+    def described(self, axis: str = "tensor") -> Message:
+        """Returns how the ranks are arranged, to be told beside the findings."""
+        replicas = ["+".join(map(str, replica)) for replica in self.replicas]
+        return message("layout_of_ranks", replicas=replicas, tensor=axis, data="data" if len(replicas) > 1 else None)
+
     def replica_of(self, rank: int) -> list[int]:
         return next(replica for replica in self.replicas if rank in replica)
+
+
+def _are_close(first: float | None, second: float | None) -> bool:
+    return first is not None and second is not None and math.isclose(first, second, rel_tol=SAME_LOSS)
 
 
 EXCHANGES = ("all_to_all", "isend", "irecv", "send", "recv", "batch_isend")
@@ -126,7 +139,7 @@ class Division:
         held = {name: pieces for name, pieces in result.held.items()}
         divided = [name for name, pieces in held.items() if pieces[0].dimension >= 0 or len(pieces) < layout.size]
         # A sequence is divided where the ranks were given pieces of what they have read, or pass pieces on.
-        if not divided and not layout.is_certain:
+        if not divided and (layout.is_one_model or not layout.is_certain):
             return None
         said = {name for rank in ranks for talk in rank.talks for name in talk.forward}
         exchanges = any("all_to_all" in name for name in said)
@@ -147,9 +160,7 @@ class Division:
 
     def described(self) -> Message:
         """Returns what the division is, to be told beside the findings."""
-        replicas = ["+".join(map(str, replica)) for replica in self.layout.replicas]
-        data = "data" if len(self.layout.replicas) > 1 else None
-        return message("layout_of_ranks", replicas=replicas, tensor=self.axis, data=data)
+        return self.layout.described(self.axis)
 
 
 # Whether the ranks compute what one process does

@@ -137,7 +137,9 @@ def replayed_gradients(
         )
         return [at_module(finding, ranks)]
     fed = message("fed_as_one")
-    right = Finding(GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=None))
+    told = told_ranks if told_ranks == len(ranks) else None
+    said = message("gradient_of_one_process", distance=first, fed=fed, means=None, told=told)
+    right = Finding(GRADIENT, "right", said)
     steps = len(one_process.steps)
     said = message("clipped_once_a_step", steps=steps) if is_clipped else message("nothing_is_clipped")
     return [right, Finding("clipping", "right", said)]

@@ -13,7 +13,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.frozen_weights import untrained
 from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, clips_whole_norm, factors_apart
-from samestep.proof.script.replay import coarser_of, replayed_rates, replayed_weights
+from samestep.proof.script.replay import coarser_of, not_replayed, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.slices import loss_weights_of_slices
 from samestep.proof.script.updates import rates, schedule, updates
@@ -35,6 +35,9 @@ def by_hand_findings(
     findings = held_findings(division, ranks, record)
     if _other_rows(division, ranks):
         return findings
+    # One process has begun with the weights of some of them.
+    if any(finding.message.id == "replica_begins_apart" for finding in findings):
+        return [*findings, not_replayed(message("ranks_differ_by_themselves"))]
     readers = [ranks[rank] for rank in division.layout.read]
     gradients = replayed_gradients(
         division,
@@ -48,7 +51,7 @@ def by_hand_findings(
     weights = list[Finding]()
     # What the script computes of the number of ranks that it was told is the same in the replay.
     if told_ranks > 1 and (division.axis == "tensor" or told_ranks == len(ranks)):
-        weights = loss_weights_of_slices(division, ranks, record)
+        weights = loss_weights_of_slices(division.layout, division.axis, ranks, record)
     if told_ranks == len(ranks) > division.layout.size:
         gradients = _of_alike_replicas(gradients, weights, result, told_ranks)
     is_right = gradients[0].answer == "right"
@@ -184,7 +187,9 @@ def _initial_weights(division: Division, ranks: Ranks) -> Finding:
         axis = division.axis
         if division.layout.like(holders[place][0]) == division.layout.like(holders[0][0]):
             axis = "data"
-        cause = message("replica_begins_apart", axis=axis, different=1)
+        starts = [(name, {ranks[rank].start.get(held) for rank, held in of}) for name, of in _holders(division)]
+        different = len({name for name, values in starts if len(values) > 1})
+        cause = message("replica_begins_apart", axis=axis, different=different, plan=None)
         return differs(
             question,
             f"initial weights along {axis}",

@@ -91,7 +91,8 @@ def _initial_weights(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Fin
     if not apart:
         return None
     name, numbers = apart[0]
-    cause = message("replica_begins_apart", axis=layout.axis, different=len({name for name, _ in apart}))
+    different = len({name for name, _ in apart})
+    cause = message("replica_begins_apart", axis=layout.axis, different=different, plan="parallelize_module")
     return _apart(
         "initial weights",
         f"initial weights along {layout.axis}",

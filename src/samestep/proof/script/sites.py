@@ -16,6 +16,7 @@ from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.records.redaction import redacted_text
 from samestep.records.script import Finding, Question, ScriptRecord
 
+PASSES = ("forward", "backward")  # functions of a module, or of torch.autograd.Function
 MOST, LONGEST = 5, 160  # lines of a finding, and characters of one
 Sources = Mapping[str, Source]  # path of a file -> what it holds
 
@@ -56,6 +57,18 @@ def called(call: Call, name: str = "") -> Place:
         if call in ("loader", "sampler", "iteration"):
             calls = [record for record in calls if record.number in context.loaders] or calls
         return _sites(calls)
+
+    return place
+
+
+def between_passes(call: Call, name: str) -> Place:
+    """Returns the lines of a kind of call that are in no forward or backward pass which the user wrote, if there are
+    any: what these hand on are activations, and their gradients."""
+
+    def place(context: Context) -> list[CallSite]:
+        calls = [record for record in context.calls(call) if name in record.name]
+        outside = [record for record in calls if not any(site.function in PASSES for site in record.sites)]
+        return _sites(outside or calls)
 
     return place
 
@@ -174,7 +187,7 @@ def epochs(context: Context) -> list[CallSite]:
 
 
 BACKWARD, FORWARD, STEP = called("backward"), called("forward"), called("optimizer step")
-REDUCTION, GATHER = called("collective", "reduce"), called("collective", "gather")
+REDUCTION, GATHER = between_passes("collective", "reduce"), called("collective", "gather")
 UNWRAPPED = beside(FORWARD, lambda source, line: [line] if ".module(" in source.code(line) else [])
 RATE_WRITES = written(lambda source: source.writes("lr"))
 DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
@@ -381,7 +394,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "gradient_scaled_along_axis": (REDUCTION, OF_GRADIENTS, *OF_RANKS, DIVISORS, GATHER, BACKWARD),
     "not_reduced_along_axis": (beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
     "exchange_is_cut_off": (called("collective", "all_to_all"), GATHER, called("collective"), FORWARD),
-    "gradient_incomplete_along_axis": (REDUCTION, parameter, FORWARD),
+    "gradient_incomplete_along_axis": (called("collective", "reduce"), parameter, FORWARD),
     "module_computes_otherwise": (planned, DIVIDES, parameter, called("collective"), FORWARD),
     "ranks_compute_otherwise": (called("collective"), parameter, FORWARD, BACKWARD),
     "clipped_by_norm_of_copies": (called("clip"), OF_GRADIENTS, calling(OF_GRADIENTS), STEP),

@@ -1,63 +1,109 @@
-"""What ranks that hold the same piece of a model tell of their replicas, where one process cannot: by which factor
-gradients are scaled that are added up over them."""
+"""What ranks that hold the same piece of a model tell of their replicas, where one process cannot: whether these begin and
+stay alike, read other rows, and add up their gradients by the right factor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from samestep.proof.script.by_hand import Division
+from samestep.message import message
+from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.gradients import gradient
+from samestep.proof.script.gradients import UNEXPLAINED, gradient
 from samestep.proof.script.layout import LOCAL_KIND, Array, is_near, parameter_of
+from samestep.proof.script.rows import order, rows
+from samestep.proof.script.updates import initial_weights, weights
 from samestep.records.record import Record
-from samestep.records.script import Finding
+from samestep.records.script import TAKEN, Finding
+
+GRAVEST = ("differs", "unknown", "warning", "right")
 
 
 @dataclass(frozen=True)
 class SliceRecord(Record):
     """The folder of a launch, in which each rank's own gradient of what a replica's ranks all hold is the replica's:
-    their sum, where each has computed another one, of its piece of a sequence."""
+    their sum, where each has computed another one, of its piece of a sequence. They all take the same, then."""
 
-    division: Division | None = None
+    replicas: list[list[int]] = field(default_factory=list)
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, Array]:
         """Returns a rank's arrays."""
-        arrays, division = super().arrays(name, rank), self.division
-        assert division is not None
-        others = [super(SliceRecord, self).arrays(name, r) for r in division.layout.replica_of(rank) if r != rank]
+        arrays = super().arrays(name, rank)
+        replica = next(replica for replica in self.replicas if rank in replica)
+        others = [super(SliceRecord, self).arrays(name, other) for other in replica if other != rank]
         for key, array in arrays.items():
-            parameter = parameter_of(key)
-            is_copy = parameter in division.held and not division.is_divided(parameter)
-            if not is_copy or not key.startswith(f"{LOCAL_KIND} "):
+            taken = TAKEN.format(parameter_of(key))
+            parts = [other[key] for other in others if key in other]
+            if not key.startswith(f"{LOCAL_KIND} ") or len(parts) < len(others) or taken not in arrays:
                 continue
-            parts = [array, *(other[key] for other in others if key in other)]
-            if not all(is_near(part, array) for part in parts):
-                total: Array = np.sum(parts, axis=0)
+            is_copy = all(taken in other and _is_same(other[taken], arrays[taken]) for other in others)
+            if is_copy and not all(_is_same(part, array) for part in parts):
+                total: Array = np.sum([array, *parts], axis=0)
                 arrays[key] = total
         return arrays
 
 
-def loss_weights_of_slices(division: Division, ranks: Ranks, record: Record) -> list[Finding]:
+def _is_same(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and is_near(first, second)
+
+
+def loss_weights_of_slices(layout: ByHand, axis: str, ranks: Ranks, record: Record) -> list[Finding]:
     """Answers 'loss weight' of ranks that hold the same piece: the gravest answer of all slices; none where their
     records do not tell, and where some hold experts, of which each has a loss of other rows."""
-    layout = division.layout
-    if division.axis == "expert":
+    if axis == "expert":
         return []
+    # Along a sequence each rank has a loss of its own piece.
+    findings = gradient(ranks, record) if axis == "sequence" else _gradients(layout, ranks, record)
+    return [finding for finding in findings if finding.question == "loss weight"]
+
+
+def _gradients(layout: ByHand, ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers 'gradient' and 'loss weight' of each slice, and returns the gravest answers."""
+    of_slices = SliceRecord(record.folder, layout.replicas)
     slices = [layout.same(rank) for rank in layout.replicas[0]]
-    of_slices: Record = SliceRecord(record.folder, division)
-    if division.axis == "sequence":  # each of whose ranks has a loss of its own piece
-        slices, of_slices = [[rank.rank for rank in ranks]], record
+    answers = [
+        [_along_data(finding, numbers) for finding in gradient([ranks[n] for n in numbers], of_slices)]
+        for numbers in slices
+    ]
+    return _gravest(answers)
+
+
+def _gravest(answers: list[list[Finding]]) -> list[Finding]:
+    """Returns one answer to each question that all slices have answered."""
     found = []
-    for numbers in slices:
-        findings = gradient([ranks[number] for number in numbers], of_slices)
-        weights = [finding for finding in findings if finding.question == "loss weight"]
-        if not weights:
-            return []
-        divergence = weights[0].divergence
-        if divergence and divergence.rank is not None:
-            divergence = replace(divergence, rank=numbers[divergence.rank])
-        found.append(replace(weights[0], divergence=divergence))
-    answers = ("differs", "unknown", "right")
-    return [min(found, key=lambda finding: answers.index(finding.answer))]
+    for question in dict.fromkeys(finding.question for of_slice in answers for finding in of_slice):
+        of_all = [finding for of_slice in answers for finding in of_slice if finding.question == question]
+        if len(of_all) >= len(answers) or any(finding.answer == "differs" for finding in of_all):
+            found.append(min(of_all, key=lambda finding: GRAVEST.index(finding.answer)))
+    return found
+
+
+def _along_data(finding: Finding, numbers: list[int]) -> Finding:
+    """Returns an answer about the ranks of a slice, by their numbers among all."""
+    divergence = finding.divergence
+    if divergence is None:
+        return finding
+    rank = None if divergence.rank is None else numbers[divergence.rank]
+    return replace(finding, divergence=replace(divergence, rank=rank, quantity=f"{divergence.quantity} along data"))
+
+
+def findings_along_data(layout: ByHand, ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers what must hold of replicas, where it is not known how the ranks of each divide the model."""
+    if not layout.is_one_model or len(layout.replicas) == 1:
+        return []
+    answers = []
+    for numbers in (layout.same(rank) for rank in layout.replicas[0]):
+        of_slice = [ranks[number] for number in numbers]
+        asked = [initial_weights(of_slice), rows(of_slice), order(of_slice), weights(of_slice)]
+        answers.append([_along_data(finding, numbers) for finding in asked])
+    found = [*_gravest(answers), *_gradients(layout, ranks, record)]
+    return [_said(finding) for finding in found]
+
+
+def _said(finding: Finding) -> Finding:
+    if finding.answer == "differs" and finding.message.id == UNEXPLAINED:
+        return Finding(finding.question, "unknown", message("of_the_same_pieces", answer=finding.message))
+    if finding.answer == "differs":
+        return finding
+    return replace(finding, message=message("of_the_same_pieces", answer=finding.message))

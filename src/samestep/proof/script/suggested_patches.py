@@ -267,16 +267,18 @@ def _clip(script: Script) -> ast.stmt | None:
 
 def divide_gradients_by_ranks(script: Script) -> None:
     """Divides gradients that are added up over the ranks by their number."""
-    for statement in script.shared():
-        call = call_in(statement, "all_reduce")
-        if call is None or not call.args:
-            continue
-        reduced = script.edits.code(call.args[0])
-        if keyword(call, "async_op"):
-            _divide_after_wait(script, reduced)
-        elif isinstance(statement, ast.Expr):
-            script.edits.insert_after(statement, f"{reduced} /= {RANKS_NOW}")
+    statements = [*script.shared()]
+    calls = [call for statement in statements if (call := call_in(statement, "all_reduce")) and call.args]
+    groups = {script.edits.code(group.value) if (group := keyword(call, "group")) else "" for call in calls}
+    # Along one of several axes they may rightly be added up.
+    if len(groups) != 1:
         return
+    statement = next(statement for statement in statements if call_in(statement, "all_reduce") is calls[0])
+    reduced = script.edits.code(calls[0].args[0])
+    if keyword(calls[0], "async_op"):
+        _divide_after_wait(script, reduced)
+    elif isinstance(statement, ast.Expr):
+        script.edits.insert_after(statement, f"{reduced} /= {RANKS_NOW.replace('()', f'({groups.pop()})')}")
 
 
 def _divide_after_wait(script: Script, reduced: str) -> None:
