@@ -11,12 +11,12 @@ from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 
-from corpus.faults.by_hand import EXPERTS, FAULTS, LAYERS, SEQUENCE, STAGES
+from corpus.faults.by_hand import EXPERTS, FAULTS, GROUPS, LAYERS, SEQUENCE, STAGES
 from corpus.healthy import ranks_of
 from corpus.twin import Fault, Healthy, text_of
 
 HEALTHY = [Healthy(LAYERS, ""), Healthy(EXPERTS, "--local"), Healthy(SEQUENCE, "--how ulysses --clip 0.3")]
-HEALTHY += [Healthy(STAGES, "--clip 0.1")]
+HEALTHY += [Healthy(STAGES, "--clip 0.1"), Healthy(GROUPS, "")]
 NAMED = [
     (LAYERS, "gradient_incomplete_along_axis"),
     (LAYERS, "module_computes_otherwise"),
@@ -28,6 +28,8 @@ NAMED = [
     (STAGES, "clipped_by_stage_norms"),
 ]
 PLANTED = [next(fault for fault in FAULTS if (fault.script, fault.kind) == named) for named in NAMED]
+PLANTED += [fault for fault in FAULTS if fault.script == GROUPS]
+BY_ARGUMENTS = ("gradients_summed_over_ranks", "gradients_divided_by_ranks_again", "replica_begins_apart")
 
 
 @pytest.mark.check
@@ -66,3 +68,23 @@ def test_a_layer_that_begins_as_zeros_is_right(twin: Healthy, layer: str, tmp_pa
     text = text.replace(line, f"{indent}{zeros}{line}" if "whole" in line else f"{line}{indent}{zeros}")
     results = checked(text, tmp_path, script_arguments=twin.arguments.split(), nproc=ranks_of(twin))
     assert results.answer == "right", results.findings
+
+
+@pytest.mark.check
+def test_pieces_by_an_argument_are_judged_along_data(tmp_path: Path) -> None:
+    """One process makes pieces, too: what the ranks of a replica compute together is unknown."""
+    results = checked(text_of(Healthy(GROUPS)), tmp_path, script_arguments=["--by-arguments"], nproc=4)
+    answers = {finding.question: finding.answer for finding in results.findings}
+    assert (results.answer, results.missing) == ("unknown", ["replayed gradient"]), results.findings
+    assert {answers[of] for of in ("initial weights", "rows", "gradient", "loss weight", "weights")} == {"right"}
+    assert "differs" not in answers.values() and "warning" not in answers.values()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("kind", BY_ARGUMENTS)
+def test_a_fault_along_data_is_named_where_pieces_are_by_an_argument(kind: str, tmp_path: Path) -> None:
+    fault = next(fault for fault in FAULTS if (fault.script, fault.kind) == (GROUPS, kind))
+    results = checked(text_of(fault), tmp_path, script_arguments=["--by-arguments"], nproc=4)
+    assert results.first_divergence and results.first_divergence.quantity.endswith("along data")
+    assert kind in {finding.message.id for finding in results.findings}, results.findings
+    assert not any(finding.patch and "broadcast" in finding.patch for finding in results.findings)

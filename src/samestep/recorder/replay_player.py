@@ -61,7 +61,7 @@ class ReplayPlayer:
         # Of a model that the script divides itself, what is whole shows when the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
         self._gathered = GatheredWithHistory()
-        are_alike = 1 < len(plan.by_hand) and plan.told_ranks == plan.ranks
+        are_alike = len(plan.by_hand) > 1 and plan.told_ranks == plan.ranks
         self._alike = AlikeReplicas(plan.by_hand, self.stop) if are_alike else None
         self._start, self._end = (
             (self._hand.buffers(name) if self._hand else _weights(folder, name, self._ranks)) for name in (START, END)

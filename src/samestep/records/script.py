@@ -57,8 +57,8 @@ class ReplayPlan:
     micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
     step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
     are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
-    many as a replica has where it cannot run as one, or as all have. by_hand: the ranks of each replica of a model that the script
-    divides itself, if it does: its whole weights are put together of theirs.
+    many as a replica has where it cannot run as one, or as all have. by_hand: the ranks of each replica of a model that
+    the script divides itself, if it does: its whole weights are put together of theirs.
     """
 
     record: str

@@ -122,7 +122,7 @@ def test_what_is_clipped_by_values_or_in_parts_has_no_one_factor(clips: list[Cli
 def held(ranks: list[ScriptRecord], folder: Path) -> dict[str, Finding]:
     """Returns question -> what is told of ranks that each hold half of a weight."""
     pieces = [HeldPiece(number, "0.weight", 0, 3 * number, 3) for number in range(2)]
-    division = Division(ByHand([[0, 1]], [0], True, False), "tensor", {"0.weight": pieces})
+    division = Division(ByHand([[0, 1]], [0], True, False, False), "tensor", {"0.weight": pieces})
     return {finding.question: finding for finding in held_findings(division, ranks, Record(folder))}
 
 
@@ -138,7 +138,7 @@ def test_what_ranks_hold_is_compared_without_a_replay(tmp_path: Path) -> None:
 
 def test_of_ranks_that_hold_what_is_not_known_nothing_is_told(tmp_path: Path) -> None:
     """As of stages that are divided by columns, whose weights are put together of none of them."""
-    division = Division(ByHand([[0, 1]], [0], True, True), "sequence", {})
+    division = Division(ByHand([[0, 1]], [0], True, True, False), "sequence", {})
     assert held_findings(division, clipped(tmp_path, (0.2, 0.3)), Record(tmp_path)) == []
 
 

@@ -87,6 +87,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--dropout 0.1",
         "--clip 0.3 --accumulate 2",
     ),
+    "process_groups": ("", "--accumulate 2", "--optimizer AdamW", "--tp 4 --dp 1"),
     "expert_layers": ("", "--local", "--optimizer AdamW"),
     "context_layers": ("", "--how ulysses", "--clip 0.3", "--how ulysses --clip 0.3", "--optimizer AdamW"),
     "hybrid_shards": ("", "--clip 0.1", "--dropout 0.1", "--clip 0.1 --optimizer AdamW"),
@@ -111,6 +112,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 # Where two do not show the layout.
 RANKS = {"pipeline_replicas": 4, "stages_by_hand": 4, "megatron_layers": 4, "fsdp_tensor": 4, "hybrid_shards": 4}
+RANKS |= {"process_groups": 4}
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
 

@@ -82,7 +82,7 @@ def _of_alike_replicas(
 
 
 def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_ranks: int) -> Finding:
-    """Compares the rates with one process's; those that may depend on a number which that was told, too, are unknown."""
+    """Compares the rates with one process's; those that may depend on a number which it was told are unknown."""
     finding = replayed_rates(result, ranks, one_process, told_ranks if told_ranks > 1 else len(ranks))
     if told_ranks < len(ranks) or finding.answer != "right":
         return finding

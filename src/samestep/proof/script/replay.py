@@ -160,7 +160,9 @@ def _gradients(
     if result.feed == "in turn":
         fed = message("fed_in_turn")
     means = message("mean_losses_were_averaged") if result.means else None
-    return Finding(GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=means, told=None))
+    return Finding(
+        GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=means, told=None)
+    )
 
 
 def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding | None:

@@ -1,5 +1,5 @@
-"""What ranks that hold the same piece of a model tell of their replicas, where one process cannot: whether these begin and
-stay alike, read other rows, and add up their gradients by the right factor."""
+"""What ranks that hold the same piece of a model tell of their replicas, where one process cannot: whether these begin
+and stay alike, read other rows, and add up their gradients by the right factor."""
 
 from __future__ import annotations
 
@@ -81,11 +81,18 @@ def _gravest(answers: list[list[Finding]]) -> list[Finding]:
 
 def _along_data(finding: Finding, numbers: list[int]) -> Finding:
     """Returns an answer about the ranks of a slice, by their numbers among all."""
-    divergence = finding.divergence
+    divergence, said = finding.divergence, finding.message
     if divergence is None:
         return finding
+    if said.id == "ranks_begin_with_different_weights":
+        said = message("replica_begins_apart", axis="data", different=said.fields["different"], plan=None)
+    elif said.id == "ranks_weights_drift_apart":
+        said = message("replica_drifts_apart", axis="data")
+    elif said.id == "ranks_train_the_same_rows":
+        said = message("replicas_train_the_same_rows", axis="data", replicas=len(numbers))
     rank = None if divergence.rank is None else numbers[divergence.rank]
-    return replace(finding, divergence=replace(divergence, rank=rank, quantity=f"{divergence.quantity} along data"))
+    quantity = f"{divergence.quantity} along data"
+    return replace(finding, message=said, divergence=replace(divergence, rank=rank, quantity=quantity, cause=said))
 
 
 def findings_along_data(layout: ByHand, ranks: Ranks, record: Record) -> list[Finding]:

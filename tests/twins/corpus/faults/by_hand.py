@@ -3,7 +3,7 @@
 from corpus.twin import Fault
 
 LAYERS, EXPERTS, SEQUENCE = "megatron_layers", "expert_layers", "context_layers"
-STAGES = "stages_by_hand"
+STAGES, GROUPS = "stages_by_hand", "process_groups"
 GRADIENT = ("gradient", "replayed gradient")
 ANY = "one process|along"
 REDUCED = "dist.all_reduce(p.grad, group=data_group)"
@@ -14,6 +14,9 @@ HEADS = f"y = {WHOLE}.chunk(dist.get_world_size(), 2)[0].repeat_interleave(dist.
 IF_MATRIX = """                if p.dim() > 1:
                     dist.all_reduce(p.grad)
                     p.grad /= world
+"""
+AVERAGED = """        dist.all_reduce(p.grad, group=groups.data)
+        p.grad /= groups.data_size
 """
 FAULTS = (
     Fault(
@@ -353,5 +356,78 @@ FAULTS = (
         ("gradient",),
         "reduce",
         "the first stage's gradients are not reduced over its replicas",
+    ),
+    Fault(
+        GROUPS,
+        "gradients_summed_over_ranks",
+        "        p.grad /= groups.data_size\n",
+        "",
+        "dist.all_reduce(p.grad, group=groups.data)",
+        ("loss weight",),
+        "added up",
+        "replicas' gradients are added up and not divided",
+    ),
+    Fault(
+        GROUPS,
+        "gradients_divided_by_ranks_again",
+        "p.grad /= groups.data_size",
+        "p.grad /= dist.get_world_size()",
+        "p.grad /= dist.get_world_size()",
+        ("loss weight",),
+        "averaged twice",
+        "the sum over replicas is divided by all ranks",
+        arguments="--accumulate 2",
+    ),
+    Fault(
+        GROUPS,
+        "not_reduced_along_axis",
+        AVERAGED,
+        "",
+        "for name, p in model.named_parameters():",
+        GRADIENT,
+        "along data",
+        "replicas are never brought together",
+    ),
+    Fault(
+        GROUPS,
+        "not_reduced_along_axis",
+        'if "norm" in name or name.endswith(("out.bias", "down.bias")):',
+        'if name.endswith(("out.bias", "down.bias")):',
+        'if name.endswith(("out.bias", "down.bias")):',
+        GRADIENT,
+        "along tensor",
+        "each rank's layer norms take the gradient of its own piece of the sequence",
+        arguments="--optimizer AdamW",
+    ),
+    Fault(
+        GROUPS,
+        "ranks_compute_otherwise",
+        AVERAGED,
+        "        dist.all_reduce(p.grad)\n        p.grad /= dist.get_world_size()\n",
+        "dist.all_reduce(p.grad)",
+        GRADIENT,
+        ANY,
+        "gradients of different pieces are averaged over all ranks",
+    ),
+    Fault(
+        GROUPS,
+        "ranks_compute_otherwise",
+        "return own(summed(gradient), 1)",
+        "return own(gradient, 1)",
+        "return own(gradient, 1)",
+        GRADIENT,
+        ANY,
+        "what each rank has of the gradient of a gathered sequence is not added up",
+        arguments="--optimizer AdamW",
+    ),
+    Fault(
+        GROUPS,
+        "replica_begins_apart",
+        "torch.manual_seed(1)",
+        "torch.manual_seed(1 + groups.data_rank)",
+        "torch.manual_seed(1 + groups.data_rank)",
+        ("initial weights",),
+        "along data",
+        "each replica begins with weights of its own",
     ),
 )
