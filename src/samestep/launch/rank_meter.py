@@ -165,12 +165,16 @@ class _Look:
 
     @classmethod
     def now(cls, pid: int, pulse: Pulse) -> _Look:
-        children = set()
-        with suppress(psutil.Error):
-            children = {child.pid for child in psutil.Process(pid).children()}
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
-        workers = sum(map(own_bytes, children.intersection(pulse.worker_pids)))
+        workers = sum(own_bytes(worker) for worker in pulse.worker_pids if _is_child(worker, pid))
         return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, own_bytes(pid), workers)
+
+
+def _is_child(pid: int, parent: int) -> bool:
+    """Whether a process still is a child of another one. Asking a process for its children would read all processes."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).ppid() == parent
+    return False
 
 
 def _thread_times(pid: int, thread: int) -> tuple[float, float]:
