@@ -1,11 +1,12 @@
 """A healthy training with all that may look like a hang: `samestep monitor` has nothing to say of it.
 
-    torchrun --nproc-per-node 2 --max-restarts 1 healthy_training.py SECONDS
+    torchrun --nproc-per-node 2 --max-restarts 1 healthy_training.py SECONDS [SHARE]
 
 A first batch that takes long; a model that is compiled, and again for another shape; epochs with new loader workers;
 evaluations, checkpoints, collections of garbage, steps that take ten times as long; all ranks are stopped for 20
 seconds and go on; one launch ends with an exception and is started again from its checkpoint. Prints its number of
-steps. While the file that PAUSE names exists, it trains slowly.
+steps. SHARE: of a step, that computes; the rest it sleeps, as where a GPU computes. While the file that PAUSE names
+exists, it trains slowly.
 """
 
 import gc
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 UNTIL_S = float(sys.argv[1])
+SHARE = float(sys.argv[2]) if len(sys.argv) > 2 else 0.6
 ROWS, BATCH = 8000, 16
 CHECKPOINT = "checkpoint.pt"
 PAUSE = os.environ.get("PAUSE", "no such file")
@@ -39,11 +41,11 @@ class Rows(Dataset):
 
 
 def spend(seconds):
-    """Computes, as a training does: most of a step on a processor."""
-    until = time.thread_time() + 0.6 * seconds
+    """Computes, as a training does."""
+    until = time.thread_time() + SHARE * seconds
     while time.thread_time() < until:
         pass
-    time.sleep(0.4 * seconds)
+    time.sleep((1 - SHARE) * seconds)
 
 
 def unusual(epoch, step, rank):
