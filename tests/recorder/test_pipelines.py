@@ -11,7 +11,7 @@ from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 
-from corpus.faults.pipelines import CALLS, FAULTS, LOSS, MADE
+from corpus.faults.pipelines import CALLS, FAULTS, LOSS, MADE, TRACED
 from corpus.healthy import ranks_of
 from corpus.twin import SCRIPTS, Fault, Healthy, file_of, text_of
 
@@ -19,6 +19,10 @@ HEALTHY = [
     Healthy("pipeline", "--schedule ZBVZeroBubble --tied --clip 0.3"),
     Healthy("pipeline", "--schedule InterleavedZeroBubble --dropout 0.1"),
     Healthy("pipeline_replicas", "--ddp"),
+    Healthy(TRACED, "--tied"),
+    Healthy(TRACED, "--skip"),
+    Healthy(TRACED, "--dropout 0.1 --micro 2"),
+    Healthy(TRACED, "--schedule Interleaved1F1B"),
 ]
 NAMED = ["tied_copies_not_summed", "clipped_by_stage_norms", "micro_batches_left_out", "gradients_added_over_stages"]
 NAMED += [
@@ -27,13 +31,14 @@ NAMED += [
     "stages_read_other_rows",
     "stage_not_reduced_over_replicas",
 ]
-PLANTED = [next(fault for fault in FAULTS if fault.kind == kind) for kind in NAMED]
+PLANTED = [next(fault for fault in FAULTS if fault.kind == kind and fault.script != TRACED) for kind in NAMED]
+PLANTED += [fault for fault in FAULTS if fault.script == TRACED]
 LINEAR = "self.layers = nn.ModuleList("
 
 
 @pytest.mark.parametrize(
     "twin",
-    [pytest.param(twin, id=twin.name, marks=() if "tied" in twin.name else pytest.mark.check) for twin in HEALTHY],
+    [pytest.param(twin, id=twin.name, marks=() if twin == HEALTHY[0] else pytest.mark.check) for twin in HEALTHY],
 )
 def test_a_healthy_pipeline_is_right(twin: Healthy, tmp_path: Path) -> None:
     ranks = ranks_of(twin)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from samestep.message import message
 from samestep.recorder.batches import joined
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import unrecorded
-from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, weights_of
+from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, TracedStages, weights_of
 from samestep.recorder.random_numbers import set_random_states, torch_state
 from samestep.recorder.window import compress
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, STAGES, ChainRecord, ChainStep
@@ -50,7 +50,8 @@ def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
     out.mkdir(exist_ok=True)
     with unrecorded():
         try:
-            record = Chain(_read(folder, world.size), pipelines.schedule._loss_fn, out).play()
+            kept, loss_fn = _read(folder, world.size), pipelines.schedule._loss_fn
+            record = Chain(kept, loss_fn, out, pipelines.traced).play()
         except CannotPlay as error:
             record = ChainRecord(error.why)
         except Exception as error:  # the stages are the script's
@@ -75,21 +76,33 @@ def _read(folder: Path, ranks: int) -> list[KeptStages]:
 
 
 class Chain:
-    """The stages of a pipeline as one model. kept: of each rank, those of replicas too. out: the folder to write to."""
+    """The stages of a pipeline as one model. kept: of each rank, those of replicas too. out: the folder to write to.
+    traced: all stages, where torch's tracer has made them."""
 
-    def __init__(self, kept: Sequence[KeptStages], loss_fn: Any, out: Path) -> None:
-        self._kept, self._loss_fn, self._out = kept, loss_fn, out
+    def __init__(self, kept: Sequence[KeptStages], loss_fn: Any, out: Path, traced: TracedStages | None) -> None:
+        self._kept, self._loss_fn, self._out, self._traced = kept, loss_fn, out, traced
         if why := next((of_rank.why_not for of_rank in kept if of_rank.why_not), None):
             raise CannotPlay(why)
         self.replicas = sorted({tuple(of_rank.stages[0].ranks) for of_rank in kept})
         self.holders = [self._holders(replica) for replica in self.replicas]  # [replica][stage] -> rank
         ranks = dict.fromkeys(self.holders[0])
-        loaded = {rank: pickle.loads(kept[rank].modules) for rank in ranks}
+        loaded = {rank: self._modules(rank) for rank in ranks}
         self.modules: dict[int, nn.Module] = {i: m for modules in loaded.values() for i, m in modules.items()}
         self.names = {rank: weights_of(modules) for rank, modules in loaded.items()}
         self.weights = {name: weight for named in self.names.values() for name, weight in named.items()}
         self.ties = self._ties()
         self.weight: float | None = None  # of the loss's term
+
+    def _modules(self, rank: int) -> dict[int, nn.Module]:
+        """Returns the modules of a rank's stages, by their numbers."""
+        kept = self._kept[rank]
+        if not kept.traced:
+            modules: dict[int, nn.Module] = pickle.loads(kept.modules)
+            return modules
+        if self._traced is None:
+            raise CannotPlay(message("stages_are_traced_on_some_ranks"))
+        graph, names = self._traced.graph, self._traced.stages
+        return {stage.index: graph.get_submodule(names[stage.index]) for stage in kept.stages}
 
     def _holders(self, replica: Sequence[int]) -> list[int]:
         held = {stage.index: rank for rank in replica for stage in self._kept[rank].stages}
@@ -99,7 +112,11 @@ class Chain:
         return [held[index] for index in range(count)]
 
     def _ties(self) -> list[list[str]]:
-        """Returns the names of an embedding's copies in other stages: parameters that begin with its values."""
+        """Returns the names of a weight's copies in other stages: those that the tracer has made, or of an embedding
+        parameters that begin with its values."""
+        if self._traced:
+            numbers = {stage: number for number, stage in enumerate(self._traced.stages)}
+            return [[f"stage {numbers[stage]}: {n}" for stage, n in of.items()] for of in self._traced.copies]
         embeddings = {
             id(part.weight) for m in self.modules.values() for part in m.modules() if isinstance(part, nn.Embedding)
         }
@@ -173,25 +190,35 @@ class Chain:
             columns.append({n: w.grad.detach().clone() for n, w in self.weights.items() if w.grad is not None})
 
     def _loss(self, calls: Sequence[ScheduleCall], micro_batch: int) -> Tensor:
-        """Plays one micro-batch through all stages, with the random numbers that the ranks have drawn."""
-        values: Any = calls[0].args[micro_batch]
-        for stage, call in enumerate(calls):
-            if states := call.random_states.get((stage, micro_batch)):
-                set_random_states(states)
-            values = self.modules[stage](*values, **call.kwargs[micro_batch])
-            values = tuple(values) if isinstance(values, tuple | list) else (values,)
-        output = values[0] if len(values) == 1 else values
+        """Plays one micro-batch through all stages."""
         if calls[-1].targets is None:
             raise CannotPlay(message("last_stage_has_no_target"))
+        output = self._output(calls, micro_batch)
         loss: Tensor = self._loss_fn(output, calls[-1].targets[micro_batch], **calls[-1].loss_kwargs)
         return loss
+
+    def _output(self, calls: Sequence[ScheduleCall], micro_batch: int) -> Any:
+        """Returns what the last stage does of one micro-batch, with the random numbers that the ranks have drawn."""
+
+        def draw(stage: int) -> None:
+            if states := calls[stage].random_states.get((stage, micro_batch)):
+                set_random_states(states)
+
+        values: Any = calls[0].args[micro_batch]
+        if self._traced:
+            values = StagesInterpreter(self._traced, draw).run_on(values, calls[0].kwargs[micro_batch])
+            values = tuple(values) if isinstance(values, tuple | list) else (values,)
+            return values[0] if len(values) == 1 else values
+        for stage, call in enumerate(calls):
+            draw(stage)
+            values = self.modules[stage](*values, **call.kwargs[micro_batch])
+            values = tuple(values) if isinstance(values, tuple | list) else (values,)
+        return values[0] if len(values) == 1 else values
 
     def _reduction(self, calls: int) -> tuple[Literal["mean", "sum"], float | None]:
         """Returns what the loss of a whole batch is of those of its micro-batches, and the former, as the mean over the
         first step's calls; None where that is another one for other reasons, too."""
-        is_plain = not any(
-            isinstance(p, nn.modules.batchnorm._BatchNorm) for m in self.modules.values() for p in m.modules()
-        )
+        is_plain = not any(map(_sees_whole_batch, self.modules.values()))
         of_calls = [[self._calls(0, stage, 0)[number] for stage in range(len(self.modules))] for number in range(calls)]
         self._load(0, 0)
         parts, wholes = list[float](), list[float]()
@@ -201,7 +228,7 @@ class Chain:
                 plain_calls = [_plain_call(call) for call in of_call]
                 parts += [float(self._loss(plain_calls, m)) for m in range(len(of_call[0].kwargs))]
             try:
-                wholes = [float(self._loss([_whole_call(call) for call in of_call], 0)) for of_call in of_calls]
+                wholes = [float(self._whole_loss(of_call)) for of_call in of_calls]
             except Exception:  # a batch that cannot be put together
                 return "mean", None
             is_plain = is_plain and torch_state() == before
@@ -209,6 +236,16 @@ class Chain:
         factor = whole / mean if mean else 1.0
         is_sum = count > 1 and factor > 0 and 2 * math.log(factor) > math.log(count)
         return ("sum" if is_sum else "mean"), whole if is_plain else None
+
+    def _whole_loss(self, calls: Sequence[ScheduleCall]) -> Tensor:
+        """Returns the loss of a batch that is not cut; of a traced graph, whose sizes are a micro-batch's, of what it
+        gives of them."""
+        if self._traced is None:
+            return self._loss([_whole_call(call) for call in calls], 0)
+        plain_calls = [_plain_call(call) for call in calls]
+        outputs = [self._output(plain_calls, number) for number in range(len(calls[0].kwargs))]
+        loss: Tensor = self._loss_fn(joined(outputs), joined(calls[-1].targets or []), **calls[-1].loss_kwargs)
+        return loss
 
     def _norms(self, columns: Sequence[Gradients], share: float) -> tuple[Mapping[str, float], float]:
         """Returns (parameter -> the norm of its mean gradient, the norm of all)."""
@@ -224,6 +261,32 @@ class Chain:
             for number, name in enumerate(group):
                 norms[name], once[name] = total, 0.0 if number else total
         return norms, math.sqrt(sum(norm**2 for norm in once.values()))
+
+
+class StagesInterpreter(fx.Interpreter):
+    """Runs all stages that torch's tracer has made. before: called with a stage's number before it runs."""
+
+    def __init__(self, traced: TracedStages, before: Callable[[int], None]) -> None:
+        super().__init__(traced.graph)
+        self._numbers = {name: number for number, name in enumerate(traced.stages)}
+        self._before, self._graph = before, traced.graph.graph
+
+    def run_on(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Returns what the last stage returns. kwargs: inputs that a schedule was given by their names."""
+        places = [node for node in self._graph.nodes if node.op == "placeholder"][len(args) :]
+        return self.run(*args, *(kwargs.get(place.target, next(iter(place.args), None)) for place in places))
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a stage."""
+        self._before(self._numbers[target])
+        return super().call_module(target, args, kwargs)
+
+
+def _sees_whole_batch(stage: nn.Module) -> bool:
+    """Whether what a stage computes of a row depends on the others of its micro-batch."""
+    if isinstance(stage, fx.GraphModule):
+        return any("batch_norm" in str(node.target) for node in stage.graph.nodes)
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in stage.modules())
 
 
 def _plain_call(call: ScheduleCall) -> ScheduleCall:

@@ -3,6 +3,7 @@ chain that one process plays, what they are given, their weights before each ste
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import io
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
@@ -32,6 +33,7 @@ from samestep.records.script import StageRecord
 from samestep.world import World
 
 SCHEDULES, STAGE = "torch.distributed.pipelining.schedules", "torch.distributed.pipelining.stage"
+TRACER = "torch.distributed.pipelining._IR"
 LOCAL_NAME = "<locals>"  # in the qualified name of what a function defines
 
 
@@ -51,13 +53,29 @@ class ScheduleCall:
 
 @dataclass
 class KeptStages:
-    """What a rank keeps for the chain. modules: pickled, by the stages' numbers. weights: before each step."""
+    """What a rank keeps for the chain. modules: pickled, by the stages' numbers. traced: whether the stages are torch's
+    tracer's instead, which cannot be pickled, and which each rank has made of the model. weights: before each step."""
 
     stages: list[StageRecord] = field(default_factory=list)
     modules: bytes = b""
+    traced: bool = False
     calls: list[ScheduleCall] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     why_not: Message | None = None
+
+
+@dataclass
+class TracedStages:
+    """What torch's tracer makes of a model. graph: of all stages. copies: of each parameter that several stages use,
+    the names of the stages and of the parameter in each, which has a copy of it."""
+
+    graph: fx.GraphModule
+    copies: Sequence[Mapping[str, str]]
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of the stages, in their order."""
+        return [str(node.target) for node in self.graph.graph.nodes if node.op == "call_module"]
 
 
 class Pipelines:
@@ -71,6 +89,8 @@ class Pipelines:
         self._steps_done, self._note = steps_done, note
         self.kept = KeptStages()
         self.schedule: Any = None  # the one that is trained
+        self.traced: TracedStages | None = None
+        self._pipe: Any = None  # of the tracer, until the first step
         self._model: dict[str, int] = {}  # digests of the model that the stages are cut out of
 
     def attach(self) -> None:
@@ -87,6 +107,15 @@ class Pipelines:
 
     def _patch(self) -> None:
         schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
+        pipe = sys.modules[TRACER].Pipe
+        module_of = pipe.get_stage_module
+
+        @functools.wraps(module_of)
+        def new_module_of(of: Any, stage_idx: int) -> Any:
+            self._pipe = of if self._keep else None
+            return module_of(of, stage_idx)
+
+        pipe.get_stage_module = new_module_of
         schedule.__init__ = self._noting(schedule.__init__, "pipeline schedule")
         stage.__init__ = self._noting(stage.__init__, "pipeline stage", self._find_model)
         check, forward, loss = schedule._check_inputs, stage.forward_one_chunk, schedule._maybe_compute_loss
@@ -180,6 +209,12 @@ class Pipelines:
         modules = {stage.stage_index: unwrapped(stage.submod) for stage in stages}
         if any(is_shard(weight) for module in modules.values() for weight in module.parameters()):
             self.kept.why_not = message("stages_are_sharded")
+            return
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None and all(pipe.get_stage_module(index) is module for index, module in modules.items()):
+            self.kept.traced = True
+            if pipe.num_stages - 1 in modules:  # this rank plays the chain
+                self.traced = TracedStages(copy.deepcopy(pipe.split_gm), pipe.replicated_params)
             return
         file = io.BytesIO()
         try:

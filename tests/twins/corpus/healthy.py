@@ -107,12 +107,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--dropout 0.1 --micro 2",
         "--optimizer AdamW",
     ),
+    "traced_pipeline": (
+        "",
+        "--skip",
+        "--tied",
+        "--clip 0.3",
+        "--dropout 0.1 --micro 2",
+        "--schedule Interleaved1F1B --tied",
+        "--schedule Interleaved1F1B",
+    ),
     "pipeline_replicas": ("", "--ddp", "--gpipe", "--clip 0.1", "--ddp --optimizer AdamW"),
     "stages_by_hand": ("", "--parts 1", "--clip 0.1", "--clip 0.1 --optimizer AdamW"),
 }
 # Where two do not show the layout.
 RANKS = {"pipeline_replicas": 4, "stages_by_hand": 4, "megatron_layers": 4, "fsdp_tensor": 4, "hybrid_shards": 4}
-RANKS |= {"process_groups": 4}
+RANKS |= {"process_groups": 4, "traced_pipeline": 4}
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
 

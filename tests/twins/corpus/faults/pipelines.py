@@ -2,7 +2,7 @@
 
 from corpus.twin import Fault
 
-STAGES, REPLICAS = "pipeline", "pipeline_replicas"
+STAGES, REPLICAS, TRACED = "pipeline", "pipeline_replicas", "traced_pipeline"
 MADE = "schedule = kind(held if several else held[0], args.micro, loss_fn=loss_fn)"
 OPTIMIZER = "optimizer = getattr(torch.optim, args.optimizer)(parameters, lr=0.1)"
 SQUARES = "dist.all_reduce(square, group=group)"
@@ -24,6 +24,60 @@ CALLS = """for half in range(2):
 LAYERS = 'self.layers = nn.ModuleList(model["layers"][index * per : (index + 1) * per])'
 REDUCED = "dist.all_reduce(p.grad, group=dp_group)"
 FAULTS = (
+    Fault(
+        TRACED,
+        "tied_copies_not_summed",
+        "dist.all_reduce(copy.grad, group=group)",
+        "dist.all_reduce(copy.grad.clone(), group=group)",
+        "dist.all_reduce(copy.grad.clone(), group=group)",
+        ("gradient",),
+        "one weight",
+        "the tracer's copies of the tied weight each take their own gradient",
+        arguments="--tied",
+    ),
+    Fault(
+        TRACED,
+        "clipped_by_stage_norms",
+        "                dist.all_reduce(square, group=group)\n",
+        "",
+        "p.grad.mul_(torch.clamp(args.clip / (square.sqrt() + 1e-6), max=1.0))",
+        ("clipping",),
+        "norm of the stages",
+        "each rank clips by the norm of its own stage",
+        arguments="--clip 0.3",
+    ),
+    Fault(
+        TRACED,
+        "micro_batches_never_divided",
+        "loss_fn=loss_fn)",
+        "loss_fn=loss_fn, scale_grads=False)",
+        "schedule = kind(stages if several else stages[0], args.micro, loss_fn=loss_fn, scale_grads=False)",
+        ("gradient", "loss weight"),
+        "micro-batches",
+        "the gradients of the micro-batches are added up",
+    ),
+    Fault(
+        TRACED,
+        "stage_not_reduced_over_replicas",
+        "if replicas > 1:",
+        "if replicas > 1 and rank:",
+        "if replicas > 1 and rank:",
+        ("gradient",),
+        "replicas",
+        "the first stage's gradients are not reduced over its replicas",
+        arguments="--skip",
+    ),
+    Fault(
+        TRACED,
+        "stages_of_other_models",
+        "torch.manual_seed(1)",
+        "torch.manual_seed(1 + rank)",
+        "torch.manual_seed(1 + rank)",
+        ("initial weights",),
+        "seed",
+        "each rank traces a model of its own",
+        arguments="--dropout 0.1 --micro 2",
+    ),
     Fault(
         STAGES,
         "tied_copies_not_summed",
