@@ -236,7 +236,7 @@ MISMATCH = (
 )
 WAITS = "rank 1 has not entered "
 SLOW, WAITS_FOR_DATA = "rank 1 is slow: ", "the training waits "
-SLOWLY = 2000  # steps, in which memory grows: a look at much of it takes long, and the next one waits
+SLOWLY = 2600  # steps, in which memory grows: a look at much of it takes long, and the next one waits
 LEFT = "rank 1 ended first, by itself"
 FAULTS = {
     "sleep": Fault("planted.now() and planted.time.sleep(10_000)", WAITS, "asleep", hangs=True),

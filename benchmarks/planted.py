@@ -20,7 +20,7 @@ KEPT = []
 LOCK = threading.Lock()
 ZEROS = torch.zeros(4)
 # Python objects, as in a dataset of strings; one rank has them.
-OBJECTS = [float(n) for n in range(20_000_000 * (FAULT == "copy_on_write" and os.environ.get("RANK") == "1"))]
+OBJECTS = [float(n) for n in range(12_000_000 * (FAULT == "copy_on_write" and os.environ.get("RANK") == "1"))]
 count = {"step": 0, "row": 0, "read": 0}
 hooked = []
 

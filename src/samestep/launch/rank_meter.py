@@ -20,6 +20,7 @@ from samestep.world.processes import STACKS
 
 LOOK_S = 5.0  # from one look to the next, at least
 SHARE = 0.002  # of one core, that looking may take
+GREW = 1.2  # times the memory of the look before: what has grown is looked at again soon, as a peak goes away
 FIRST_STEPS = 3  # that are left out: they compile, and start loader workers
 MOST_LOOKS = 30  # at a late rank's stack, and at another one's
 APART_S = 0.3, 1.0  # from one look at both to the next: drawn, as a step may take as long
@@ -35,6 +36,7 @@ class RankMeter:
         self._with_workers: dict[int, _Look] = {}  # the first that had, where the first had none
         # Late rank -> the lines at which looks at its stack found it, and looks at one that is not late.
         self._lines: dict[int, tuple[Counter[str], Counter[str]]] = {}
+        self._is_soon = False  # whether the next look is
         self._unpaid_s = 0.0  # of looks, which the time to the next one is to make up for
         self._looked: Counter[int] = Counter()  # at a late rank's stack
         self._uses: dict[int, RankUse] = {}
@@ -57,24 +59,26 @@ class RankMeter:
         """
         if time.monotonic() < self._due:
             return False
-        began = time.thread_time()
+        began, is_soon = time.thread_time(), self._is_soon
         training = {rank: (pid, pulse) for rank, (pid, pulse) in running.items() if pulse.taken >= FIRST_STEPS}
         answers = {rank: ask_recorder(self._folder, rank) for rank in training} if len(training) > 1 else {}
         self._add_lateness([(rank, answer) for rank, answer in answers.items() if answer])
-        is_first = False
+        self._is_soon = False
         for rank, (pid, pulse) in training.items():
             look = _Look.now(pid, pulse)
             first = self._first.get(rank)
             if first is None or first.pid != pid:
-                first, is_first = look, True
+                first, self._is_soon = look, True
                 self._first[rank] = look
                 self._latest[rank] = deque(maxlen=2)
                 self._with_workers.pop(rank, None)
-            self._uses[rank] = self._use(rank, first, look)
+            use = self._uses[rank] = self._use(rank, first, look)
+            if not is_soon and look.memory + look.workers > GREW * (use.memory + use.workers_memory):
+                self._is_soon = True
         self._unpaid_s += time.thread_time() - began
         # What is told needs two looks: the first one's time is made up for after the second.
-        self._due = time.monotonic() + (LOOK_S if is_first else max(LOOK_S, self._unpaid_s / SHARE))
-        self._unpaid_s = self._unpaid_s if is_first else 0.0
+        self._due = time.monotonic() + (LOOK_S if self._is_soon else max(LOOK_S, self._unpaid_s / SHARE))
+        self._unpaid_s = self._unpaid_s if self._is_soon else 0.0
         return bool(training)
 
     def look_at_stacks(self, late: int) -> None:
