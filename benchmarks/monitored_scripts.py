@@ -236,6 +236,7 @@ MISMATCH = (
 )
 WAITS = "rank 1 has not entered "
 SLOW, WAITS_FOR_DATA = "rank 1 is slow: ", "the training waits "
+OTHERS_USE = "the ranks wait "  # for processors: true on a machine that others use
 SLOWLY = 2600  # steps, in which memory grows: a look at much of it takes long, and the next one waits
 LEFT = "rank 1 ended first, by itself"
 FAULTS = {
@@ -272,7 +273,7 @@ FAULTS = {
         True,
         grows=True,
         in_worker=True,
-        also=(SLOW, WAITS_FOR_DATA),
+        also=(SLOW, WAITS_FOR_DATA, OTHERS_USE),
     ),
     "copy_on_write": Fault(
         "planted.read()",
@@ -281,10 +282,9 @@ FAULTS = {
         True,
         grows=True,
         in_worker=True,
-        also=(SLOW, WAITS_FOR_DATA),
+        also=(SLOW, WAITS_FOR_DATA, OTHERS_USE),
     ),
-    # On a machine that others use, it is true.
-    "none": Fault("", "", long=True, also=("the ranks wait ",)),
+    "none": Fault("", "", long=True, also=(OTHERS_USE,)),
 }
 
 

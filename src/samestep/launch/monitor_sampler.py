@@ -17,7 +17,7 @@ from samestep.world.nvidia import Gpus
 from samestep.world.regular_files import open_new
 from samestep.world.resources import ProcessTree, machine_use
 
-SHARE = 0.008  # of one core, that sampling may take
+SHARE = 0.002  # of one core, that sampling may take
 INTERVAL_S = 1.0
 
 

@@ -177,7 +177,7 @@ class _Look:
 def _is_child(pid: int, parent: int) -> bool:
     """Whether a process still is a child of another one. Asking a process for its children would read all processes."""
     with suppress(psutil.Error):
-        return psutil.Process(pid).ppid() == parent
+        return bool(psutil.Process(pid).ppid() == parent)
     return False
 
 
