@@ -103,7 +103,7 @@ FAULTS = (
         "MICRO, loss_fn",
         "MICRO, scale_grads=False, loss_fn",
         "loss weight",
-        "loss_not_divided_by_accumulation",
+        "micro_batches_never_divided",
     ),
     Fault(
         "pipeline",
@@ -111,6 +111,6 @@ FAULTS = (
         ".mean())",
         ".mean() / MICRO)",
         "loss weight",
-        "losses_divided_by_accumulation_twice",
+        "micro_batches_divided_twice",
     ),
 )
