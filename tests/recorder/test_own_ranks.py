@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from samestep.rank import flight_recorder
 from samestep.recorder import steps_alone
-from samestep.recorder.losses import cut_gathers, normalises_rows
+from samestep.recorder.losses import cut_gathers, nodes_of, normalises_rows
 from samestep.recorder.own_ranks import OwnRanks, opens_group, with_one_rank
 from samestep.recorder.parameters import Moves
 from samestep.recorder.steps_alone import StepsAlone
@@ -70,12 +70,26 @@ def test_a_gather_is_cut_where_one_part_alone_has_a_gradient() -> None:
 
 
 def test_a_loss_that_normalises_the_rows_of_a_batch_is_told_from_one_that_normalises_each_row() -> None:
-    rows = torch.randn(4, 3, requires_grad=True)
-    for normalised in (rows / rows.std(0), rows / rows.var(0), F.batch_norm(rows, None, None, training=True)):
-        assert normalises_rows(normalised.pow(3).sum())
+    rows = torch.randn(4, 3, requires_grad=True) * 1.0
+    outputs = nodes_of({"rows": rows})
+    of_rows = [rows / rows.std(0), rows / rows.var(-2), rows / rows.std(), rows / rows.std((0, 1))]
+    for normalised in (*of_rows, F.batch_norm(rows, None, None, training=True)):
+        assert normalises_rows(normalised.pow(3).sum(), outputs)
     mean, variance = torch.zeros(3), torch.ones(3)
-    for normalised in (rows / rows.std(1, keepdim=True), F.layer_norm(rows, [3]), F.batch_norm(rows, mean, variance)):
-        assert not normalises_rows(normalised.pow(3).sum())
+    of_each = [rows / rows.std(1, keepdim=True), rows / rows.var(-1, keepdim=True), F.layer_norm(rows, [3])]
+    for normalised in (*of_each, F.batch_norm(rows, mean, variance)):
+        assert not normalises_rows(normalised.pow(3).sum(), outputs)
+
+
+def test_what_the_model_normalises_is_no_normalisation_of_the_loss() -> None:
+    """Nor is what the loss does to a weight: neither is of the rows that the model has returned."""
+    inputs, weight = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
+    output = inputs @ ((weight - weight.mean(0)) / weight.std(0))
+    penalty = (weight.std(0) - 1).square().sum()
+    assert not normalises_rows(output.square().sum() + penalty, nodes_of([output]))
+    assert normalises_rows((output / output.std(0)).pow(3).sum() + penalty, nodes_of([output]))
+    # Where it is not known what the model has returned, nothing is told apart.
+    assert normalises_rows(output.square().sum(), set())
 
 
 def test_elements_of_sixteen_bits_that_no_step_moves_are_counted() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from samestep.job.walk import leaves_of
 from samestep.records.script import LossRecord
 
 # Nodes that hand a scalar's gradient on as it is.
@@ -35,6 +36,7 @@ MOVES: tuple[str, ...] = (
 MOVES += ("Index", "AsStrided", "Repeat", "ViewAsReal", "ViewAsComplex", "AccumulateGrad")
 WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint")
 DEVIATIONS = ("StdBackward", "VarBackward", "StdMeanBackward", "VarMeanBackward")
+WRAPPED = 1 << 64  # what a negative dimension is saved as has this added
 LARGEST = 10_000  # nodes of a graph that are looked at
 
 
@@ -59,7 +61,7 @@ def cut_gathers(loss: Tensor, ranks: int) -> int:
     """Returns how often a loss's graph joins as many tensors as there are ranks, of which one has a gradient: what
     was gathered from the ranks, with this rank's own part put in."""
     found = 0
-    for node in _nodes(loss):
+    for node in _nodes(loss.grad_fn):
         if node.name().startswith(JOINS) and len(node.next_functions) == ranks:
             found += sum(input_node is not None for input_node, _ in node.next_functions) == 1
     return found
@@ -68,34 +70,49 @@ def cut_gathers(loss: Tensor, ranks: int) -> int:
 def functions_of(loss: Tensor) -> set[str]:
     """Returns the functions that a loss's graph is made of, without those that only move values, and those by which
     wrappers of torch.distributed look for backward passes."""
-    nodes = (node for node in _nodes(loss) if not type(node).__module__.startswith(WRAPPERS))
+    nodes = (node for node in _nodes(loss.grad_fn) if not type(node).__module__.startswith(WRAPPERS))
     names = {node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward") for node in nodes}
     return names.difference(PLAIN, MOVES)
 
 
-def normalises_rows(loss: Tensor) -> bool:
-    """Whether a loss's graph divides by how far the rows of a batch lie apart: by their deviation or variance, or as
-    batch_norm does in training."""
-    return any(map(_is_of_rows, _nodes(loss)))
+def nodes_of(outputs: Any) -> set[Any]:
+    """Returns the nodes of a graph that have computed what a module has returned."""
+    tensors = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
+    return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
+
+
+def normalises_rows(loss: Tensor, outputs: set[Any]) -> bool:
+    """Whether a loss divides what a model has returned by how far the rows of a batch lie apart: by their deviation or
+    variance, or as batch_norm does in training. What the model does itself shows in what it returns.
+
+    outputs: the nodes of what it has returned; where none is known, the whole graph is looked at.
+    """
+    nodes = (node for node in _nodes(loss.grad_fn, outputs) if node not in outputs and _is_of_rows(node))
+    return any(not outputs or not outputs.isdisjoint(_nodes(node, outputs)) for node in nodes)
 
 
 def _is_of_rows(node: Any) -> bool:
     name = node.name()
     if "BatchNorm" in name:
         return bool(getattr(node, "_saved_training", False))
-    return name.startswith(DEVIATIONS) and 0 in (getattr(node, "_saved_dim", None) or ())
+    if not name.startswith(DEVIATIONS):
+        return False
+    # Of all elements where no dimension is given; negative ones count from the end, and are saved without their sign.
+    dims, rank = getattr(node, "_saved_dim", None) or (0,), node._saved_self.dim()
+    return any(dim in (0, -rank, -rank + WRAPPED) for dim in dims)
 
 
-def _nodes(loss: Tensor) -> Iterator[Any]:
-    """Yields the nodes of a loss's graph, at most LARGEST."""
-    visited, nodes = set[Any](), [loss.grad_fn]
+def _nodes(node: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
+    """Yields a node of a graph and those behind it, at most LARGEST; none that is behind an end."""
+    visited, nodes = set[Any](), [node]
     while nodes and len(visited) < LARGEST:
         node = nodes.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
         yield node
-        nodes += [input_node for input_node, _ in node.next_functions]
+        if node not in ends:
+            nodes += [input_node for input_node, _ in node.next_functions]
 
 
 def _walk(edge: tuple[Any, int], factors: list[float], losses: list[LossRecord], left: list[int]) -> None:

@@ -103,10 +103,11 @@ class GatheredWithHistory:
 
     torch's own collectives return tensors that autograd does not know. On several ranks the gradient of what they
     gather is lost; one process computes with the tensor itself. kept: how many were handed out with their history.
+    used: whether a gradient has come back by one of them; what is gathered to be printed has none.
     """
 
     def __init__(self) -> None:
-        self.kept = 0
+        self.kept, self.used = 0, False
 
     def attach(self) -> None:
         """Patches the collectives that return other tensors than they are given."""
@@ -150,7 +151,11 @@ class GatheredWithHistory:
         if output._is_view() or output.requires_grad or output.numel() != whole.numel():
             return
         output.copy_(whole.view_as(output))
+        output.register_hook(self._use)
         self.kept += 1
+
+    def _use(self, gradient: Tensor) -> None:
+        self.used = True
 
 
 def make_groups_of_one_rank(made: Callable[[Any, list[int]], None] = lambda group, ranks: None) -> None:

@@ -118,10 +118,11 @@ def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> 
 
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+HUGE = 1e6  # a limit that no gradient reaches: with it, or an infinite one, a clipping only measures the norm
 
 
 def patch_clipping(before: Callable[[list[Tensor], float | None], None]) -> None:
-    """Calls before(parameters, the greatest norm) before gradients are clipped."""
+    """Calls before(parameters, the greatest norm) before gradients are clipped; not where a norm is only measured."""
     for name in CLIPS:
         _patch_clip(name, before)
 
@@ -134,7 +135,10 @@ def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None])
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         norm = name == "clip_grad_norm_" and float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2)) == 2
         norm = norm or name == "clip_grads_with_norm_"  # whose norm the script has computed
-        before(listed, float(kwargs["max_norm"] if "max_norm" in kwargs else args[0]) if norm else None)
+        given = [kwargs[key] for key in ("max_norm", "clip_value") if key in kwargs]
+        limit = float(given[0] if given else args[0])
+        if limit < HUGE:
+            before(listed, limit if norm else None)
         return clip(listed, *args, **kwargs)
 
     for owner in (owner for owner in (nn.utils, nn.utils.clip_grad) if hasattr(owner, name)):

@@ -24,7 +24,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
-from samestep.recorder.losses import cut_gathers, functions_of, normalises_rows, scalar_of, terms
+from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
@@ -325,6 +325,8 @@ class Recorder:
         with self.talks.forward(), self._first_forward.watched(module):
             output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
         self.timed(self._randoms.after)(step, before)
+        if not self.steps:
+            self.window.returned |= self.timed(nodes_of)(output)
         self._reduces_in_forward |= self._reductions.begun > begun
         return output
 
@@ -415,7 +417,7 @@ class Recorder:
             losses = terms(scalar)
             if not self.steps:
                 self._functions |= self.timed(functions_of)(scalar)
-                self.window.own_statistics |= self.timed(normalises_rows)(scalar)
+                self.window.own_statistics |= self.timed(normalises_rows)(scalar, self.window.returned)
             if self._gathers:
                 self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)
                 self._gathers = False

@@ -169,7 +169,7 @@ class ReplayPlayer:
             held=self._hand.held if self._hand else {},
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
-            gathers_cut=self._gathered.kept > 0,
+            gathers_cut=self._gathered.used,
             adds_numbers=bool(self._alike and self._alike.adds_numbers),
         )
 

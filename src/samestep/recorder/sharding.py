@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from samestep.rank.digests import digests
 from samestep.rank.shards import block_of, fsdp_params_of, is_shard, place_of
+from samestep.recorder.patches import HUGE
 from samestep.recorder.window import compress
 
 NONE = object()
@@ -267,7 +268,7 @@ class Flattened:
         @functools.wraps(clip)
         def new_clip(max_norm: float, norm_type: float = 2.0) -> Tensor:
             # Else torch.nn.utils clips.
-            if any(part.sharded for part in self.parts.values()):
+            if any(part.sharded for part in self.parts.values()) and max_norm < HUGE:
                 on_clip(list(module.parameters()), float(max_norm) if float(norm_type) == 2 else None)
             norm: Tensor = clip(max_norm, norm_type)
             return norm

@@ -26,7 +26,6 @@ from samestep.records.script import (
 )
 from samestep.records.tensor_files import write_arrays
 
-HUGE = 1e6  # a limit that no gradient's norm reaches
 PERIOD = 65537  # prime, so that no two elements of a bucket have the same sign throughout
 
 
@@ -81,7 +80,7 @@ class Window:
     done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
     closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
     before it was clipped. autocast: the dtypes of autocast. cut_gathers, own_statistics, late_clips,
-    unawaited: as of StepRecord.
+    unawaited: as of StepRecord. returned: of the first step, the graph's nodes of what modules have returned.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -99,6 +98,7 @@ class Window:
     own_statistics: bool = False
     late_clips: int = 0
     unawaited: int = 0
+    returned: set[Any] = field(default_factory=set)
 
     def current(self) -> MicroBatch:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""
@@ -126,9 +126,7 @@ class Window:
     def clear(self) -> None:
         """Removes the micro-batches so far: their gradients will be in no step."""
         if not self.done:
-            # With a huge or infinite limit a clipping only measures the norm.
-            limits = [clip.limit or 0.0 for clip in self.clips if clip.parameters]
-            self.late_clips += sum(limit < HUGE for limit in limits)
+            self.late_clips += sum(clip.parameters > 0 for clip in self.clips)
         self.removed += self.micro_batches[: self.done]
         self.micro_batches, self.local, self.done = self.micro_batches[self.done :], {}, 0
         # A step that a gradient scaler has skipped leaves these.

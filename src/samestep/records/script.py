@@ -171,8 +171,8 @@ class StepRecord:
     has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
     optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
     gathered from the ranks has a gradient for this rank's part alone. own_statistics: whether the loss of the first
-    step, or the model, normalises this rank's rows by their own deviation. late_clips: clippings since the step
-    before whose gradients were removed before any backward pass: of gradients that a step had taken already.
+    step normalises what the model returns of this rank's rows by their own deviation. late_clips: clippings since the
+    step before whose gradients were removed before any backward pass: of gradients that a step had taken already.
     unawaited: reductions (async_op=True) whose tensor was changed before they were awaited, or that the step did
     not wait for. uncleared: parameters whose gradient still holds what the optimizer's step before has taken.
     settings: of the optimizer's groups, of the first step and of those that have others than the step before; empty

@@ -15,6 +15,7 @@ from samestep.records.divided_models import ModuleRecord, Moments
 from samestep.records.script import Finding, LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
 
 INPUTS, WEIGHT = torch.arange(1.0, 9).view(2, 4), torch.linspace(-1, 2, 12).view(4, 3)
+STEP = StepRecord(0, [], [], [], [], 0, None, {}, [])
 PARTIAL = [INPUTS[:, :2] @ WEIGHT[:2], INPUTS[:, 2:] @ WEIGHT[2:]]
 
 
@@ -28,7 +29,7 @@ def rank(number: int, given: torch.Tensor, returned: torch.Tensor) -> ScriptReco
         ModuleRecord("up", moments(INPUTS), moments(given)),
         ModuleRecord("down", moments(given), moments(returned)),
     ]
-    return ScriptRecord(number, 2, {}, [], [], "steps", [], 0.1, [], modules=modules)
+    return ScriptRecord(number, 2, {}, [STEP], [], "steps", [], 0.1, [], modules=modules)
 
 
 ONE_PROCESS = rank(0, INPUTS, INPUTS @ WEIGHT)
@@ -64,7 +65,7 @@ def nested(number: int, inner: torch.Tensor, outer: torch.Tensor, head: torch.Te
         ModuleRecord("head", moments(INPUTS), moments(head)),
         ModuleRecord("", moments(INPUTS), moments(head)),
     ]
-    return ScriptRecord(max(number, 0), 2, {}, [], [], "steps", [], 0.1, [], modules=modules)
+    return ScriptRecord(max(number, 0), 2, {}, [STEP], [], "steps", [], 0.1, [], modules=modules)
 
 
 TOTAL = sum(PARTIAL)
@@ -88,10 +89,16 @@ def test_sums_that_a_module_around_adds_up(
 
 
 def with_loss(
-    rank: ScriptRecord, value: float, *, targets: int, weight: float = 1.0, own_statistics: bool = False
+    rank: ScriptRecord,
+    value: float,
+    *,
+    targets: int,
+    weight: float = 1.0,
+    added: int = 4,
+    own_statistics: bool = False,
 ) -> ScriptRecord:
-    """A rank whose first step has a mean over targets, and a sum of the model's."""
-    terms = [LossRecord(1.0, "mean", targets, "NllLoss", classes=3), LossRecord(weight, "sum", 4, "Sum")]
+    """A rank whose first step has a mean over targets, and a sum of `added` values."""
+    terms = [LossRecord(1.0, "mean", targets, "NllLoss", classes=3), LossRecord(weight, "sum", added, "Sum")]
     batch = MicroBatchRecord([], terms, value=value)
     step = StepRecord(0, [batch], [], [], [], 0, None, {}, [], own_statistics=own_statistics)
     return replace(rank, steps=[step])
@@ -143,9 +150,39 @@ def test_the_place_where_the_ranks_first_have_something_else(ranks: list[ScriptR
         assert found.divergence.cause == found.message
 
 
-def test_a_sum_that_enters_as_in_one_process_is_told_from_one_that_is_divided() -> None:
-    assert placed(halves(value=1.9), WHOLE).message.fields["weight"] == 1.0
-    assert placed(halves(value=1.9, weight=2.0), WHOLE).message.fields["weight"] is None
+def test_a_sum_over_rows_that_enters_as_in_one_process_is_told_from_others() -> None:
+    """One that is divided, and a penalty on the weights, which adds up as many values on a rank as in one process."""
+    assert placed(halves(value=1.9, added=2), WHOLE).message.fields["weight"] == 1.0
+    assert placed(halves(value=1.9, added=2, weight=2.0), WHOLE).message.fields["weight"] is None
+    assert placed(halves(value=1.9, added=4), WHOLE).message.fields["weight"] is None
+
+
+def test_another_loss_is_no_term_where_the_ranks_have_unequally_many_targets() -> None:
+    """Means of means have another loss of the same outputs, too."""
+    ranks = halves(value=1.9)
+    uneven = [with_loss(rank, 1.9, targets=targets) for rank, targets in zip(ranks, (3, 5), strict=True)]
+    cause = message("mean_of_rank_means_or_a_term")
+    finding = differs("replayed gradient", "gradient", cause, step=0, expected=1.0, found=2.0)
+    assert with_places([finding], uneven, WHOLE)[0].message == cause
+    assert with_places([finding], ranks, WHOLE)[0].message.id == "loss_of_same_outputs_apart"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cause"), [("float32", "module_depends_on_ranks"), ("bfloat16", "loss_of_same_outputs_apart")]
+)
+def test_the_rounding_of_16_bits_is_no_other_output(dtype: str, cause: str) -> None:
+    ranks = [
+        replace(rank, steps=[replace(rank.steps[0], computed=[dtype])]) for rank in halves(value=1.5, returned=1.003)
+    ]
+    assert placed(ranks, WHOLE).message.id == cause
+
+
+def test_a_model_without_a_name_of_its_own_is_called_the_model() -> None:
+    def renamed(record: ScriptRecord) -> ScriptRecord:
+        return replace(record, modules=[replace(module, name="") for module in record.modules[-1:]])
+
+    found = placed([renamed(rank) for rank in halves(returned=1.5)], renamed(WHOLE))
+    assert "the model is given" in str(found.message), str(found.message)
 
 
 def test_the_loss_of_outputs_that_each_rank_has_whole() -> None:

@@ -23,7 +23,8 @@ class Case:
     """A recording and its replay. factor: of the replay's gradients, from step `since` on. clipped: the norms, on the
     ranks and in the replay, by which they are multiplied after that. rate: the last optimizer's in the replay. turned:
     whether the replay's gradients have their elements in another order, from step `since` on. targets: of rank 1.
-    part: by how much one element of the replay's gradients is another, of the ranks' greatest one."""
+    part: by how much one element of the replay's gradients is another, of the ranks' greatest one. shares: by how much
+    each rank's own gradient weighs in the replay's."""
 
     folder: Path
     factor: float = 1.0
@@ -38,6 +39,7 @@ class Case:
     turned: bool = False
     targets: int = 3
     part: float = 0.0
+    shares: tuple[float, ...] = ()
     found: ReplayRecord = field(
         default_factory=lambda: ReplayRecord(micro_batches=1, distances={"a.bias": Distance(1.0, 0.0)})
     )
@@ -80,6 +82,11 @@ class Case:
         on_ranks, in_replay = self.clipped or (1.0, 1.0)
         order = -1 if self.turned and step >= self.since else 1
         arrays = {f"taken {name}": array[::order] * factor * in_replay for name, array in taken.items()}
+        if self.shares:
+            own = [ranks.arrays(f"step{step}", rank) for rank in range(SIZE)]
+            for name in NAMES:
+                parts = [share * of_rank[f"local 0 {name}"] for share, of_rank in zip(self.shares, own, strict=True)]
+                arrays[f"taken {name}"] = sum(parts)
         if self.part:
             arrays[f"taken {NAMES[0]}"][0] += self.part * max(abs(array).max() for array in taken.values())
         if self.clipped:
@@ -129,6 +136,24 @@ def test_a_gradient_of_another_scale_is_named(
 def test_a_part_of_the_gradient_that_differs_little_is_no_factor(tmp_path: Path) -> None:
     found = Case(tmp_path, part=1e-3).judge()[GRADIENT]
     assert (found.answer, found.message.id) == ("differs", "loss_depends_on_ranks")
+
+
+@pytest.mark.parametrize(
+    ("shares", "cause"),
+    [
+        ((0.375, 0.625), "mean_of_rank_means"),
+        ((0.5, 0.75), "mean_of_rank_means_or_a_term"),  # more than one together
+        ((1.5, -0.5), "mean_of_rank_means_or_a_term"),  # no mean
+    ],
+)
+@pytest.mark.parametrize("part", [0.0, 0.1])
+def test_a_mean_of_means_is_named_where_other_weights_of_the_ranks_give_one_process(
+    shares: tuple[float, float], cause: str, part: float, tmp_path: Path
+) -> None:
+    """Not where something else is in the gradient, too."""
+    found = Case(tmp_path, shares=shares, part=part, targets=5).judge()[GRADIENT]
+    assert (found.answer, found.message.id) == ("differs", "mean_of_rank_means_or_a_term" if part else cause)
+    assert found.message.fields.get("shares", list(shares)) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(

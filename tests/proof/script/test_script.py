@@ -18,6 +18,7 @@ from samestep.records.results import Divergence
 from samestep.records.script import (
     CheckResults,
     Finding,
+    GroupRecord,
     LossRecord,
     MicroBatchRecord,
     PassRecord,
@@ -268,10 +269,20 @@ def test_buffers_of_each_rank_are_noted_and_the_share_of_recording_is_told(tmp_p
     assert results.record_share == pytest.approx(0.1 / (0.1 * STEPS))
 
 
-def test_gradients_that_the_optimizer_reduces_are_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("calls", "reduces"),
+    [
+        ([], True),  # what the ranks tell each other is not known
+        (["all_reduce [1000, 1000] float"], True),
+        (["reduce_scatter [1000000] float"], True),
+        (["all_reduce [1] float", "broadcast [1000, 1000] float"], False),  # ZeRO's optimizer without DDP
+    ],
+)
+def test_gradients_that_the_optimizer_reduces_are_right(calls: list[str], reduces: bool, tmp_path: Path) -> None:
     """Each rank steps from its own gradient, and the weights of all ranks stay the same (nanochat's DistMuonAdamW)."""
     judged(tmp_path, "never reduced")
     ranks = [read(ScriptRecord, tmp_path / f"rank{rank}.json") for rank in range(SIZE)]
+    ranks = [replace(rank, groups={"0": GroupRecord([*range(SIZE)], calls)} if calls else {}) for rank in ranks]
     alike = [
         replace(
             rank, steps=[replace(step, weights=dict.fromkeys(NAMES, number)) for number, step in enumerate(rank.steps)]
@@ -279,6 +290,9 @@ def test_gradients_that_the_optimizer_reduces_are_right(tmp_path: Path) -> None:
         for rank in ranks
     ]
     results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), alike, Record(tmp_path))
+    if not reduces:
+        assert finding_of(results, "gradient").message.id == "ranks_never_reduce_gradients"
+        return
     assert finding_of(results, "gradient").message == message("gradients_are_reduced_by_the_optimizer", steps=STEPS)
     # Their scale is seen by the replay alone.
     assert (finding_of(results, "loss weight").answer, results.answer) == ("unknown", "unknown")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
+from samestep.proof.script.replay import coarser_of
 from samestep.records.divided_models import HeldPiece
 from samestep.records.script import ReplayRecord, ScriptRecord
 
-SAME_LOSS = 1e-4  # relative
+SAME_LOSS = 1e-4  # relative, in float32
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def same_loss(ranks: Ranks, one_process: ScriptRecord, step: int = 0) -> bool | 
     known = [value for value in of_ranks if value is not None]
     if one is None or len(known) < len(of_ranks):
         return None
-    return math.isclose(sum(known) / len(known), one, rel_tol=SAME_LOSS)
+    return math.isclose(sum(known) / len(known), one, rel_tol=SAME_LOSS * coarser_of(ranks))
 
 
 def draw_apart(layout: ByHand, ranks: Ranks) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 from samestep.message import Message, message
 from samestep.proof.script.by_hand import Division, draw_apart, losses_of, same_loss
 from samestep.proof.script.findings import Ranks, differs
-from samestep.proof.script.first_module import at_module, first_module_apart
+from samestep.proof.script.first_module import at_module, first_module_apart, told
 from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
-from samestep.proof.script.step_gradients import Array, norm, norm_of_all
+from samestep.proof.script.step_gradients import ROUNDING, Array, norm, norm_of_all
 from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ScriptRecord, of_kind
 
@@ -36,6 +36,15 @@ class Compared:
     @classmethod
     def of(cls, division: Division, recorded: Gradients, wanted: Gradients, bound: float) -> Compared:
         size = max((norm_of_all(of_rank, [*of_rank]) for of_rank in wanted.values()), default=0.0)
+        # The bias of keys moves no attention: its gradient is rounding of zero.
+        wanted = {
+            rank: {
+                name: array
+                for name, array in of_rank.items()
+                if max(_norms(name, of_rank, recorded[rank])) > ROUNDING * size
+            }
+            for rank, of_rank in wanted.items()
+        }
         distances = {}
         for rank, of_rank in wanted.items():
             for name, gradient in of_rank.items():
@@ -81,6 +90,10 @@ class Compared:
     @property
     def all_names(self) -> list[str]:
         return list(dict.fromkeys(name for of_rank in self.wanted.values() for name in of_rank))
+
+
+def _norms(name: str, *gradients: Mapping[str, Array]) -> list[float]:
+    return [norm(of_rank[name]) if name in of_rank else 0.0 for of_rank in gradients]
 
 
 def replayed_gradients(
@@ -177,7 +190,7 @@ def _first_apart(compared: Compared, cause: Message) -> tuple[int, str]:
 def _cause(
     compared: Compared, ranks: Ranks, one_process: ScriptRecord, *, step: int, told_ranks: int, gathers_cut: bool
 ) -> Message:
-    """Returns why the ranks' gradients are not those of one process."""
+    """Returns why the ranks' gradients are not those of one process: first what was tried and explains them all."""
     division = compared.division
     layout, axis, size, replicas = division.layout, division.axis, division.layout.size, len(division.layout.replicas)
     if factor := compared.common_factor():
@@ -189,15 +202,15 @@ def _cause(
         apart = any(values[replica[0]] != values[rank] for replica in layout.replicas for rank in replica)
         if layout.shares_rows and axis == "tensor" and apart and draw_apart(layout, ranks):
             return message("replica_draws_apart", axis=axis, step=0)
-        if module := first_module_apart(ranks, one_process):
-            return message("module_computes_otherwise", axis=axis, module=module, ranks=size)
+        if (module := first_module_apart(ranks, one_process)) is not None:
+            return message("module_computes_otherwise", axis=axis, module=told(module), ranks=size)
         if any(pieces[0].dimension >= 0 for pieces in division.held.values()):
             return message("whole_weights_give_another_loss", axis=axis)
         return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)
-    if gathers_cut and step == 0 and same_loss(ranks, one_process):
-        return message("gather_cuts_gradient")
     if local := _own_factors(compared):
         return message("clipped_by_local_norms", axis=axis, factors=local)
+    if gathers_cut and step == 0 and same_loss(ranks, one_process):
+        return message("gather_cuts_gradient")
     different = {name for rank, name in compared.apart if _differs_within(compared, rank, name)}
     if different:
         return message("gradient_incomplete_along_axis", axis=axis, parameter=compared.names[-1], ranks=size)
@@ -288,7 +301,7 @@ def _own_factors(compared: Compared) -> list[float] | None:
     """Returns the factor of each rank, where all gradients of a rank have one of its own."""
     of_rank: dict[int, list[float]] = {}
     for rank, gradients in compared.wanted.items():
-        factors = [compared.factor(rank, name) for name in gradients if norm(gradients[name])]
+        factors = [compared.factor(rank, name) for name in gradients]
         known = [factor for factor in factors if factor is not None]
         if not known or len(known) < len(factors) or max(known) - min(known) > NEAR * max(map(abs, known)):
             return None

@@ -9,15 +9,16 @@ from dataclasses import replace
 from samestep.message import Message, message
 from samestep.proof.script.by_hand import losses_of
 from samestep.proof.script.findings import Ranks
+from samestep.proof.script.replay import coarser_of
 from samestep.records.script import Finding, LossRecord, ScriptRecord
 
-SAME_SUMS = 1e-4
+SAME_SUMS = 1e-4  # relative, in float32
 # What a module that computes something else does to the ranks of a replica, or to the gradient against one process.
 OF_A_MODULE = ("replica_gradient_apart", "replica_is_no_one_process", "later_gradients_apart")
 
 # What the replay says of a gradient that is not one process's, where it knows no mistake.
 UNEXPLAINED = ("loss_depends_on_ranks", "mean_of_rank_means_or_a_term")
-SAME_LOSS = 1e-4  # relative
+SAME_LOSS = 1e-4  # relative, in float32
 
 
 def with_places(findings: Sequence[Finding], ranks: Ranks, one_process: ScriptRecord) -> list[Finding]:
@@ -42,17 +43,30 @@ def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Fi
     if cause.id == "loss_of_same_outputs_apart" and any(rank.steps[0].own_statistics for rank in ranks):
         figures = {"found": cause.fields["found"], "expected": cause.fields["expected"]}
         return Finding(finding.question, "unknown", message("loss_normalises_own_rows", **figures))
+    # Another loss of the same outputs is what means of unequally many targets have, too.
+    if cause.id == "loss_of_same_outputs_apart" and _counts_apart(ranks):
+        return finding
     return at_module(replace(finding, message=cause, divergence=replace(divergence, cause=cause)), ranks)
+
+
+def _counts_apart(ranks: Ranks) -> bool:
+    """Whether means on some ranks are over more rows or targets than on others."""
+    terms = [
+        [(term.count, len(batch.rows)) for batch in rank.steps[0].micro_batches for term in batch.losses]
+        for rank in ranks
+    ]
+    return any(of_rank != terms[0] for of_rank in terms)
 
 
 def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     """Returns where the ranks together first have something else than one process; None where that is not known."""
+    near = SAME_SUMS * coarser_of(ranks)
     for module, parts, whole in _calls(ranks, one_process):
-        given, returned = map(_are_together, parts, whole)
+        given, returned = (_are_together(*pair, near) for pair in zip(parts, whole))
         if given is False:
-            return message("module_is_given_otherwise", module=module)
+            return message("module_is_given_otherwise", module=told(module))
         if given and returned is False:
-            return message("module_depends_on_ranks", module=module)
+            return message("module_depends_on_ranks", module=told(module))
         if not (given and returned):
             return None
     if not one_process.modules:
@@ -69,7 +83,7 @@ def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     if len(known) < len(losses):
         return None
     found_loss, expected = sum(known[:-1]) / len(ranks), known[-1]
-    if abs(found_loss - expected) <= SAME_LOSS * abs(expected):
+    if abs(found_loss - expected) <= SAME_LOSS * coarser_of(ranks) * abs(expected):
         return None
     weight = next((term.weight for number, term in enumerate(of_one) if _is_undivided(of_ranks, term, number)), None)
     return message("loss_of_same_outputs_apart", found=found_loss, expected=expected, weight=weight, ranks=len(ranks))
@@ -80,9 +94,20 @@ def _terms(rank: ScriptRecord) -> list[LossRecord]:
 
 
 def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, number: int) -> bool:
-    """Whether a term of the loss adds up, and enters with the same factor on each rank as in one process."""
+    """Whether a term of the loss adds up more values in one process, those of all ranks, and enters with the same
+    factor on each rank as there. A penalty on the weights adds up as many on each rank."""
     weights = {terms[number].weight for terms in of_ranks}
-    return term.reduction == "sum" and all(abs(weight - term.weight) <= 1e-6 * abs(weight) for weight in weights)
+    is_of_rows = term.count > 0 and sum(terms[number].count for terms in of_ranks) == term.count
+    return (
+        is_of_rows
+        and term.reduction == "sum"
+        and all(abs(weight - term.weight) <= 1e-6 * abs(weight) for weight in weights)
+    )
+
+
+def told(module: str) -> str | Message:
+    """Returns how a module is called: by its name, which the whole model has not."""
+    return module or message("the_model_itself")
 
 
 def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis: str, size: int) -> Finding:
@@ -90,8 +115,8 @@ def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis:
     that as its cause."""
     if finding.message.id not in OF_A_MODULE:
         return finding
-    if module := first_module_apart(ranks, one_process):
-        cause = message("module_computes_otherwise", axis=axis, module=module, ranks=size)
+    if (module := first_module_apart(ranks, one_process)) is not None:
+        cause = message("module_computes_otherwise", axis=axis, module=told(module), ranks=size)
     elif finding.message.id == "replica_is_no_one_process" and (losses := _losses_of_whole_outputs(ranks, one_process)):
         cause = message("loss_of_whole_outputs_apart", axis=axis, ranks=size, found=losses[0], expected=losses[1])
     else:
@@ -110,17 +135,18 @@ def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[f
     if whole is None or not whole.count or len(outputs) < len(ranks) or len(known) < len(ranks) or expected is None:
         return None
     pairs = [((output.count, output.sums), (whole.count, whole.sums)) for output in outputs]
-    is_same = all(_are_together([found], wanted) for found, wanted in pairs)
-    one_loss = max(known) - min(known) <= SAME_LOSS * abs(expected)
-    apart = abs(known[0] - expected) > SAME_LOSS * abs(expected)
+    coarser = coarser_of(ranks)
+    is_same = all(_are_together([found], wanted, SAME_SUMS * coarser) for found, wanted in pairs)
+    one_loss = max(known) - min(known) <= SAME_LOSS * coarser * abs(expected)
+    apart = abs(known[0] - expected) > SAME_LOSS * coarser * abs(expected)
     return (known[0], expected) if is_same and one_loss and apart else None
 
 
 def at_module(finding: Finding, ranks: Ranks) -> Finding:
     """Returns a finding about a module with the line where its forward begins."""
-    name = finding.message.fields.get("module")
-    sites = [module.site for rank in ranks for module in rank.modules if module.name == name and module.site]
-    return replace(finding, sites=sites[:1]) if name and sites else finding
+    told_as = finding.message.fields.get("module")
+    sites = [module.site for rank in ranks for module in rank.modules if told(module.name) == told_as and module.site]
+    return replace(finding, sites=sites[:1]) if sites else finding
 
 
 def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
@@ -130,13 +156,13 @@ def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
     A module that returns sums which are still to be added up over the ranks is right where one around it returns what
     one process does, and else the first.
     """
-    partial = list[str]()
+    partial, near = list[str](), SAME_SUMS * coarser_of(ranks)
     for module, parts, whole in _calls(ranks, one_process):
-        are_given, are_returned = map(_are_together, parts, whole)
+        are_given, are_returned = (_are_together(*pair, near) for pair in zip(parts, whole))
         if are_returned and whole[1][0]:
             partial = [name for name in partial if not _is_inside(name, module)]
         if are_given and are_returned is False:
-            if not _are_partial(parts[1], whole[1]):
+            if not _are_partial(parts[1], whole[1], near):
                 return next((name for name in partial if _is_inside(name, module)), module)
             partial.append(module)
     return partial[0] if partial else None
@@ -171,9 +197,9 @@ def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
     return calls
 
 
-def _are_together(parts: Sequence[Sums], whole: Sums) -> bool | None:
+def _are_together(parts: Sequence[Sums], whole: Sums, near: float) -> bool | None:
     """Whether the elements of all ranks are those of one process, each as often as there are copies; None where they
-    are no whole number of copies."""
+    are no whole number of copies. near: how far apart the same sums may be, relative."""
     count, sums = whole
     total = sum(part[0] for part in parts)
     if not count and not total:
@@ -182,14 +208,14 @@ def _are_together(parts: Sequence[Sums], whole: Sums) -> bool | None:
         return None
     copies, size = total // count, max(sums[1], 1e-12)
     added = [sum(values) / copies for values in zip(*(part[1] for part in parts))]
-    near = abs(added[0] - sums[0]) <= SAME_SUMS * size and abs(added[1] - sums[1]) <= SAME_SUMS * size
-    return bool(near and abs(added[2] - sums[2]) <= SAME_SUMS * max(sums[2], 1e-12))
+    are_near = abs(added[0] - sums[0]) <= near * size and abs(added[1] - sums[1]) <= near * size
+    return bool(are_near and abs(added[2] - sums[2]) <= near * max(sums[2], 1e-12))
 
 
-def _are_partial(parts: Sequence[Sums], whole: Sums) -> bool:
+def _are_partial(parts: Sequence[Sums], whole: Sums, near: float) -> bool:
     """Whether the elements of one process are the sums over ranks of theirs, of which each has another part."""
     count, sums = whole
     total = sum(part[0] for part in parts)
     size = max(sum(part[1][1] for part in parts), 1e-12)
-    is_sum = abs(sum(part[1][0] for part in parts) - sums[0]) <= SAME_SUMS * size
+    is_sum = abs(sum(part[1][0] for part in parts) - sums[0]) <= near * size
     return bool(is_sum and total > count and any(part[1] != parts[0][1] for part in parts))

@@ -11,6 +11,7 @@ from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.loss_weight import largest, loss_weight
 from samestep.proof.script.step_gradients import (
     CLOSE,
+    NEAR,
     Array,
     StepGradients,
     arrays_of_ranks,
@@ -23,6 +24,7 @@ from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Findi
 
 SMALLEST = 1.2e-38  # of float32: below, digits are lost
 OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that hand on what one rank has, or nothing
+UNKNOWN_FACTOR = "losses_have_an_unknown_factor"
 NOT_CLEARED, UNEXPLAINED = "gradients_never_cleared", "gradient_of_no_known_mistake"
 
 
@@ -86,7 +88,15 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         # The gravest mistake is told; of the steps that have it the first one.
         gravest = largest(wrong).message.id
         return [right, next(scale for scale in wrong if scale.message.id == gravest)]
+    if _scaled_by_step(scales):
+        return [right, Finding("loss weight", "unknown", message("scaled_by_own_code"))]
     return [right, next((scale for scale in reversed(scales) if scale.answer != "right"), scales[-1])]
+
+
+def _scaled_by_step(scales: Sequence[Finding]) -> bool:
+    """Whether the losses seem to enter with another weight in each step, as where the script clips by its own code."""
+    weights = [scale.message.fields["weight"] for scale in scales if scale.message.id == UNKNOWN_FACTOR]
+    return len(weights) > 1 and max(weights) - min(weights) > NEAR * max(map(abs, weights))
 
 
 def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> bool:

@@ -20,6 +20,8 @@ from samestep.proof.script.updates import rates, schedule, updates
 from samestep.records.record import Record
 from samestep.records.script import Finding, Question, ReplayRecord, ScriptRecord
 
+DRIFT = "replica_drifts_apart"
+
 
 def by_hand_findings(
     division: Division,
@@ -57,6 +59,7 @@ def by_hand_findings(
     is_right = gradients[0].answer == "right"
     if is_right:
         gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
+    findings = [_after_gradients(finding, gradients) for finding in findings]
     if any(finding.question == "clipping" for finding in gradients):
         findings = [finding for finding in findings if finding.question != "clipping"]
     findings += [*gradients, *untrained(readers), evaluation(readers)]
@@ -87,6 +90,14 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_r
     if told_ranks < len(ranks) or finding.answer != "right":
         return finding
     return replace(finding, answer="unknown", message=message("replay_told_of_all_ranks", ranks=told_ranks))
+
+
+def _after_gradients(finding: Finding, gradients: Sequence[Finding]) -> Finding:
+    """Returns a finding; where weights come apart by gradients that have, no finding of its own."""
+    steps = [each.divergence.order for each in gradients if each.divergence]
+    if not steps or not finding.divergence or finding.message.id != DRIFT or finding.divergence.order < min(steps):
+        return finding
+    return Finding(finding.question, "unknown", message("gradients_came_apart_before"))
 
 
 def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Finding]:

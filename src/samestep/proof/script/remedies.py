@@ -20,6 +20,7 @@ REMEDIES: Mapping[str, Message] = {
     "sharding_not_judged": message("remedy_fsdp2"),
     "layers_divided_by_hand": message("remedy_dtensors"),
     "clipped_by_own_code": REPLAY,
+    "scaled_by_own_code": REPLAY,
     "several_optimizers_may_sum_losses": REPLAY,
     "losses_have_an_unknown_factor": REPLAY,
     "loss_has_a_written_coefficient": REPLAY,

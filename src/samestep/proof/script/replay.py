@@ -140,8 +140,7 @@ def _gradients(
             came_apart = any(distance > FIRST for distance in distances[1:-1])  # and were within the bound until now
             cause = message("steps_come_apart")
             if not came_apart:
-                pair = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in (recorded, replayed))
-                cause = _cause(ranks, step, *pair, sizes=sizes, in_turn=result.feed == "in turn")
+                cause = _cause(ranks, step, gradients, replayed, sizes=sizes, in_turn=result.feed == "in turn")
                 cause = _of_contrast(ranks, one_process, step, cause) or cause
                 if cause.id == "later_gradients_apart" and by_optimizer:
                     cause = message("optimizer_adds_gradients_up")
@@ -210,9 +209,17 @@ def _before_clipping(replay: Record, step: int) -> dict[str, Array]:
 
 
 def _cause(
-    ranks: Ranks, step: int, recorded: Array, replayed: Array, *, sizes: Sequence[int], in_turn: bool
+    ranks: Ranks,
+    step: int,
+    gradients: StepGradients,
+    of_one_process: Mapping[str, Array],
+    *,
+    sizes: Sequence[int],
+    in_turn: bool,
 ) -> Message:
-    """Returns why the ranks' gradient is not that of one process."""
+    """Returns why the ranks' gradient is not that of one process: first what was tried, and gives it."""
+    pair = (gradients.reduced[0], of_one_process)
+    recorded, replayed = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in pair)
     square = float(replayed @ replayed)
     factor = float(recorded @ replayed) / square if square else 0.0
     size = next((size for size in sizes if any(abs(factor / by - 1) <= NEAR for by in (size, 1 / size))), sizes[0])
@@ -227,14 +234,13 @@ def _cause(
         if is_multiple:
             return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
         return message("loss_is_scaled", factor=factor, told=None)
+    if shares := gradients.shares_in(of_one_process):
+        return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in shares])
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
     counts = [len(rank.steps[step].micro_batches) for rank in ranks]
     if len(set(counts)) > 1:
         return message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
-    rows = [sum(len(micro_batch.rows) for micro_batch in rank.steps[step].micro_batches) for rank in ranks]
-    if len(set(rows)) > 1:
-        return message("mean_of_rank_means_of_unequal_rows", rows=rows)
     return message("mean_of_rank_means_or_a_term")
 
 

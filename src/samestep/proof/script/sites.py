@@ -310,6 +310,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "loss_of_same_outputs_apart": (*OF_RANKS, TARGETS, called("collective"), *LOSS[3:]),
     "loss_of_whole_outputs_apart": (called("collective"), *LOSS),
     "loss_depends_on_ranks": (flowing(MODES, RANK), *OF_RANKS, TARGETS, called("collective"), *LOSS[3:]),
+    "mean_of_rank_means": (DIVISORS, called("collective"), *LOSS),
     "mean_of_rank_means_or_a_term": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),
     "gradient_divided_by_the_ranks": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),
     "gradient_multiplied_by_the_ranks": (*OF_RANKS, DIVISORS, called("collective"), *LOSS[3:]),

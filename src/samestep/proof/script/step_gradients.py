@@ -16,6 +16,9 @@ Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
 ROUNDING = 1e-7  # of the step's largest gradient: one below is rounding of zero, as of a bias before BatchNorm
 NEAR = 1e-3  # of weights that are told apart
+EXPLAINED = 0.02  # of a difference: what is left of it where other weights of the ranks explain it
+SHARES = 1e-2  # how far from one together, or below zero, the ranks' weights in a mean may be found
+LEAST = 4  # values for each unknown: as many unknowns as values explain anything
 CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
 
 
@@ -180,6 +183,31 @@ class StepGradients:
                     return False
                 unequal |= max(weights) - min(weights) > NEAR * max(weights)
         return unequal
+
+    def shares_in(self, wanted: Mapping[str, Array]) -> list[float] | None:
+        """Returns how much each rank's own gradient weighs in another one, where that is theirs, added up with other
+        weights than on the ranks, which are one together in each micro-batch, as the gradient of the mean over all
+        rows is of the ranks' means; None where that does not give it."""
+        names = [name for name in self.names if name in wanted]
+        parts = [[np.concatenate([of[name][m] for name in names]) for m in range(self._recorded)] for of in self.local]
+        columns = np.stack([part for of_rank in parts for part in of_rank], axis=1) * self.factor
+        pair = (self.reduced[0], wanted)
+        recorded, target = (np.concatenate([arrays[name] for name in names]) for arrays in pair)
+        if len(target) < LEAST * columns.shape[1]:
+            return None
+        weights, *_ = np.linalg.lstsq(columns, target, rcond=None)
+        rest, rounding = norm(target - columns @ weights), self.close * np.abs(columns).sum(1)
+        of_ranks = weights.reshape(self.size, -1)
+        together = np.abs(of_ranks.sum(0) / self.size - 1).max()
+        explained = rest <= max(EXPLAINED * norm(target - recorded), norm(rounding))
+        if not explained or together > SHARES or weights.min() < -SHARES:
+            return None
+        return [float(share) for share in of_ranks[:, 0] / of_ranks[:, 0].sum()]
+
+    @property
+    def _recorded(self) -> int:
+        """How many micro-batches' gradients are known apart."""
+        return max(len(parts) for of_rank in self.local for parts in of_rank.values())
 
     def as_mean(self) -> StepGradients:
         """Returns the step as though its gradients had been reduced to their mean, and not clipped."""
