@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from recorder.public_scripts.case import Case, Plant
 
@@ -127,5 +128,4 @@ def _faults(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    short = " ".join(text.split()).replace("|", "/")
-    return short if len(short) <= 160 else f"{short[:157]}..."
+    return shorten(text.replace("|", "/"), 160, placeholder=" …")

@@ -136,6 +136,26 @@ def test_what_ranks_hold_is_compared_without_a_replay(tmp_path: Path) -> None:
     assert held(zeros, tmp_path)["initial weights"].answer == "right"
 
 
+@pytest.mark.parametrize(
+    ("shapes", "frozen", "left"),
+    [
+        (["0.weight"], [5, 5], None),
+        (["0.weight", "1.weight"], [5, 5], "1.weight"),  # which the replay has ended before
+        (["0.weight"], [5, 6], "base.weight (frozen)"),  # pieces, or other values
+    ],
+)
+def test_what_could_not_be_compared_is_not_right(
+    shapes: list[str], frozen: list[int], left: str | None, tmp_path: Path
+) -> None:
+    ranks = [
+        replace(of, shapes={name: [3, 2] for name in shapes}, start={**of.start, "base.weight (frozen)": value})
+        for of, value in zip(clipped(tmp_path, (0.2, 0.2)), frozen, strict=True)
+    ]
+    for question in ("initial weights", "weights"):
+        finding = held(ranks, tmp_path)[question]
+        assert (finding.answer, finding.message.fields.get("parameter")) == ("unknown" if left else "right", left)
+
+
 def test_of_ranks_that_hold_what_is_not_known_nothing_is_told(tmp_path: Path) -> None:
     """As of stages that are divided by columns, whose weights are put together of none of them."""
     division = Division(ByHand([[0, 1]], [0], True, True, False), "sequence", {})

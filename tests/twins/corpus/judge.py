@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from textwrap import shorten
 from typing import Any
 
 from corpus.twin import Fault, Twin, file_of, line_of
@@ -104,8 +105,8 @@ def said(row: Row) -> str:
     """Returns the findings that are not right, the first of each answer in short."""
     parts = []
     for finding in row.findings:
-        sentence = " ".join(" ".join(values_of(finding, "sentence") or values_of(finding, "english")).split())
-        parts.append(f"{finding['question']} {finding['answer']}: {sentence[:150]}")
+        sentence = " ".join(values_of(finding, "sentence") or values_of(finding, "english"))
+        parts.append(f"{finding['question']} {finding['answer']}: {shorten(sentence, 150, placeholder=' …')}")
     if not parts and row.error:
         parts = [" ".join(row.error.split())[-200:]]
     return "; ".join(parts[:3]).replace("|", "\\|")

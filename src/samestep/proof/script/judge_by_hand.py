@@ -109,8 +109,12 @@ def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Find
     apart = _other_rows(division, ranks)
     clipped = _clipped_apart(division, ranks, record)
     of_rows = [apart] if apart else _rows(division, readers)
-    of_weights = [rates(ranks), schedule(ranks), _weights(division, ranks)]
-    return [_initial_weights(division, ranks), *of_rows, *([clipped] if clipped else []), *of_weights]
+    weights = [
+        _of_known(finding, division, ranks)
+        for finding in (_initial_weights(division, ranks), _weights(division, ranks))
+    ]
+    of_weights = [rates(ranks), schedule(ranks), weights[1]]
+    return [weights[0], *of_rows, *([clipped] if clipped else []), *of_weights]
 
 
 def _clipped_apart(division: Division, ranks: Ranks, record: Record) -> Finding | None:
@@ -173,6 +177,24 @@ def _other_rows(division: Division, ranks: Ranks) -> Finding | None:
 
 
 # Tensors that several ranks hold
+
+
+def _of_known(finding: Finding, division: Division, ranks: Ranks) -> Finding:
+    """Returns a finding about what the ranks hold; where it is right of a part of it alone, which part was not judged:
+    a replay may end before all parameters are put together, and frozen ones are not."""
+    known = {(division.layout.like(rank), name) for _, holders in _holders(division) for rank, name in holders}
+    held = [(rank.rank, name) for rank in ranks for name in rank.shapes]
+    left = [name for rank, name in held if (division.layout.like(rank), name) not in known]
+    left += [name for name, value in ranks[0].start.items() if "(frozen)" in name and _is_apart(name, value, ranks)]
+    if finding.answer != "right" or not left:
+        return finding
+    names = [*dict.fromkeys(left)]
+    said = message("right_of_known_weights", answer=finding.message, left=len(names), parameter=names[0])
+    return Finding(finding.question, "unknown", said)
+
+
+def _is_apart(name: str, value: int, ranks: Ranks) -> bool:
+    return any(rank.start.get(name) != value for rank in ranks)
 
 
 def _holders(division: Division) -> list[tuple[str, list[tuple[int, str]]]]:
