@@ -77,3 +77,18 @@ def test_how_far_an_average_follows_is_a_share_of_the_trained_weights_way(share:
                 held.copy_(held * (1 - share) + trained * share if share else held * 0.9 + held * 0.1)
     moved = untrained.follows(dict(net.named_parameters()), start)["Linear"]
     assert (moved > 1e-5) is follows
+
+
+def test_an_average_that_is_written_and_stays_has_been_updated() -> None:
+    """Its values tell nothing of that."""
+    average = nn.Linear(4, 4).requires_grad_(False)
+    untrained = Untrained(lambda parameter: parameter.requires_grad)
+    untrained.add(average)
+    for writes, updates in ((True, {"Linear": 1}), (False, {})):
+        untrained.note_updates()
+        untrained.after_step()
+        if writes:
+            with torch.no_grad():
+                average.weight.lerp_(torch.ones(4, 4), 0.0)
+        untrained.note_updates()
+        assert untrained.after_step() == ({}, updates, [])

@@ -58,7 +58,10 @@ class _Held:
         if now is None:
             return None
         tensor = block_of(now)  # FSDP2 puts a shard in the place of a whole tensor after a first forward
-        place, sample = (tensor.data_ptr(), tensor._version), sample_of(tensor)
+        # What block_of() returns counts its own versions: this one also tells of values that are written again.
+        kept: Any = now
+        version: int = (kept._local_tensor if is_shard(now) else kept)._version
+        place, sample = (tensor.data_ptr(), version), sample_of(tensor)
         before, self.sample = self.sample, sample
         moved, self.place = place != self.place, place
         if before is None or before.shape != sample.shape:
