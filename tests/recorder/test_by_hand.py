@@ -16,7 +16,7 @@ from corpus.healthy import ranks_of
 from corpus.twin import Fault, Healthy, text_of
 
 HEALTHY = [Healthy(LAYERS, ""), Healthy(EXPERTS, "--local"), Healthy(SEQUENCE, "--how ulysses --clip 0.3")]
-HEALTHY += [Healthy(STAGES, "--clip 0.1"), Healthy(GROUPS, "")]
+HEALTHY += [Healthy(STAGES, "--clip 0.1"), Healthy(GROUPS, ""), Healthy(GROUPS, "--clip 0.3")]
 NAMED = [
     (LAYERS, "gradient_incomplete_along_axis"),
     (LAYERS, "module_computes_otherwise"),
@@ -78,6 +78,18 @@ def test_pieces_by_an_argument_are_judged_along_data(tmp_path: Path) -> None:
     assert (results.answer, results.missing) == ("unknown", ["replayed gradient"]), results.findings
     assert {answers[of] for of in ("initial weights", "rows", "gradient", "loss weight", "weights")} == {"right"}
     assert "differs" not in answers.values() and "warning" not in answers.values()
+
+
+@pytest.mark.check
+def test_what_replicas_tell_each_other_is_not_replayed(tmp_path: Path) -> None:
+    """One process has the rows of all replicas, and no replica's own."""
+    text, line = text_of(Healthy(GROUPS)), "            logits = model(batch[:, :-1])\n"
+    assert text.count(line) == 1
+    gather = "            others = [torch.empty_like(logits) for _ in range(args.dp)]\n"
+    gather += "            dist.all_gather(others, logits.detach(), group=groups.data)\n"
+    results = checked(text.replace(line, line + gather), tmp_path, nproc=4)
+    said = next(finding for finding in results.findings if finding.question == "replay")
+    assert (results.answer, said.message.fields["why"].id) == ("unknown", "replicas_exchange"), results.findings
 
 
 @pytest.mark.check

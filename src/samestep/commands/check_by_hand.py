@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from samestep.proof.script import without_by_hand
 from samestep.proof.script.by_hand import ByHand, Division
 from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
 from samestep.proof.script.replay import not_replayed
-from samestep.proof.script.slices import findings_along_data
+from samestep.proof.script.slices import Unclipped, findings_along_data, unclipped_gradients
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import KEPT, REPLAY_FOLDER, CheckResults, ReplayRecord, ScriptPlan, ScriptRecord
@@ -45,8 +46,25 @@ def judged_by_hand(
             "replay_takes_other_steps", steps=len(one_process.steps), recorded=len(ranks[0].steps)
         )
         return without_by_hand(noted, layout, [*held_findings(division, ranks, record), not_replayed(why)])
+
+    def unclipped() -> Unclipped | None:
+        with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary, suppress(TrainingFailed, UserError):
+            work = work_folder(plan, Path(temporary))
+            again = play(plan, ranks, work, run, layout=layout, told_ranks=told_ranks, small_gradients=True)
+            one_step = read(ScriptRecord, replayed / "rank0.json")
+            if not again.why_not and one_step.steps:
+                return unclipped_gradients(layout, Record(replayed))
+        return None
+
     findings = by_hand_findings(
-        division, ranks, one_process, result, record=record, replay=Record(replayed), told_ranks=told_ranks
+        division,
+        ranks,
+        one_process,
+        result,
+        record=record,
+        replay=Record(replayed),
+        told_ranks=told_ranks,
+        unclipped=unclipped,
     )
     return without_by_hand(noted, layout, findings)
 

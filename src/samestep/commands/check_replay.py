@@ -149,8 +149,10 @@ def play(
     layout: Layout | ByHand | None,
     in_turn: bool = False,
     told_ranks: int = 1,
+    small_gradients: bool = False,
 ) -> ReplayRecord:
-    """Plays a record once. layout: of ranks that share out a model."""
+    """Plays a record once; the first step alone with small gradients, which nothing clips. layout: of ranks that share
+    out a model."""
     folder, steps = Path(plan.out) / REPLAY_FOLDER, ranks[0].steps
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -166,8 +168,10 @@ def play(
         readers=layout.readers(ranks) if layout else [],
         told_ranks=told_ranks,
         by_hand=layout.replicas if isinstance(layout, ByHand) else [],
+        small_gradients=small_gradients,
     )
-    of_one_process = replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False)
+    count = 1 if small_gradients else len(steps)
+    of_one_process = replace(plan, out=str(folder), script=_script(plan), steps=count, keep=False)
     write(folder / PLAN, replace(of_one_process, replay=replay_plan))
     run(folder)
     return read(ReplayRecord, folder / REPLAYED)

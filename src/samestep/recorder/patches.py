@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from samestep.records.script import SaveRecord
+from samestep.records.script import SMALL, SaveRecord
 
 WORK: Any = torch.distributed.Work
 WAITS = ("wait", "get_future")
@@ -113,6 +113,24 @@ def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> 
             backward(tensors, *args, **kwargs)
         finally:
             after()
+
+    torch.autograd.backward = new_backward
+
+
+def make_gradients_small() -> None:
+    """Multiplies the gradients of each backward() by a small number."""
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def new_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        # One inside of another, as of a checkpoint, is given what is small already.
+        if in_backward():
+            return backward(tensors, grad_tensors, *args, **kwargs)
+        roots = [tensors] if isinstance(tensors, Tensor) else [*tensors]
+        given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else [*grad_tensors]
+        given += [None] * (len(roots) - len(given))
+        small = [torch.full_like(r, SMALL) if g is None else g * SMALL for r, g in zip(roots, given)]
+        return backward(roots, small, *args, **kwargs)
 
     torch.autograd.backward = new_backward
 

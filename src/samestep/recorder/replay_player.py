@@ -38,7 +38,7 @@ from samestep.recorder.one_rank import (
     make_meshes_of_one_rank,
     tell_ranks,
 )
-from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
+from samestep.recorder.patches import in_backward, make_gradients_small, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
@@ -134,6 +134,8 @@ class ReplayPlayer:
         if self._hand:
             self._alike.attach() if self._alike else make_groups_of_one_rank()
             self._gathered.attach()
+        if self._plan.small_gradients:
+            make_gradients_small()
         self._recorder.on_restart = self._forget
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)

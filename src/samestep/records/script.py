@@ -38,6 +38,7 @@ REPLAYED = "replay.json"
 REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
 KEPT = "rank{}.kept.pt"
 START, END = "start", "end"  # the names of rank 0's arrays
+SMALL = 2.0**-16  # by which a replay multiplies gradients that nothing is to clip
 # How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
 Feed = Literal["whole", "by rank", "in turn"]
 A = TypeVar("A")  # an array
@@ -58,7 +59,8 @@ class ReplayPlan:
     step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
     are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
     many as a replica has where it cannot run as one, or as all have. by_hand: the ranks of each replica of a model that
-    the script divides itself, if it does: its whole weights are put together of theirs.
+    the script divides itself, if it does: its whole weights are put together of theirs. small_gradients: whether they
+    are made so small that nothing clips them.
     """
 
     record: str
@@ -72,6 +74,7 @@ class ReplayPlan:
     readers: list[int] = field(default_factory=list)
     told_ranks: int = 1
     by_hand: list[list[int]] = field(default_factory=list)
+    small_gradients: bool = False
 
 
 @dataclass(frozen=True)

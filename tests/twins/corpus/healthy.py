@@ -87,7 +87,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--dropout 0.1",
         "--clip 0.3 --accumulate 2",
     ),
-    "process_groups": ("", "--accumulate 2", "--optimizer AdamW", "--tp 4 --dp 1"),
+    "process_groups": ("", "--clip 0.3", "--accumulate 2", "--optimizer AdamW", "--tp 4 --dp 1"),
     "expert_layers": ("", "--local", "--optimizer AdamW"),
     "context_layers": ("", "--how ulysses", "--clip 0.3", "--how ulysses --clip 0.3", "--optimizer AdamW"),
     "hybrid_shards": ("", "--clip 0.1", "--dropout 0.1", "--clip 0.1 --optimizer AdamW"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from samestep.message import message
@@ -15,7 +15,7 @@ from samestep.proof.script.frozen_weights import untrained
 from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, clips_whole_norm, factors_apart
 from samestep.proof.script.replay import coarser_of, not_replayed, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
-from samestep.proof.script.slices import loss_weights_of_slices
+from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
 from samestep.proof.script.updates import rates, schedule, updates
 from samestep.records.record import Record
 from samestep.records.script import Finding, Question, ReplayRecord, ScriptRecord
@@ -32,8 +32,12 @@ def by_hand_findings(
     record: Record,
     replay: Record,
     told_ranks: int,
+    unclipped: Callable[[], Unclipped | None],
 ) -> list[Finding]:
-    """Answers the questions about ranks that share out a model which the script divides itself."""
+    """Answers the questions about ranks that share out a model which the script divides itself.
+
+    unclipped: plays the first step once more, and returns its gradients before anything clips them.
+    """
     findings = held_findings(division, ranks, record)
     if _other_rows(division, ranks):
         return findings
@@ -55,6 +59,9 @@ def by_hand_findings(
     if told_ranks > 1 and (division.axis == "tensor" or told_ranks == len(ranks)):
         weights = loss_weights_of_slices(division.layout, division.axis, ranks, record)
     if told_ranks == len(ranks) > division.layout.size:
+        # The script's own clipping hides the factor.
+        if weights and weights[0].answer == "unknown" and gradients[0].answer == "right" and (found := unclipped()):
+            weights = loss_weights_of_slices(division.layout, division.axis, ranks, record, found)
         gradients = _of_alike_replicas(gradients, weights, result, told_ranks)
     is_right = gradients[0].answer == "right"
     if is_right:

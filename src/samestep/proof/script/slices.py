@@ -3,6 +3,7 @@ and stay alike, read other rows, and add up their gradients by the right factor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,11 +13,14 @@ from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.gradients import UNEXPLAINED, gradient
 from samestep.proof.script.layout import LOCAL_KIND, Array, is_near, parameter_of
+from samestep.proof.script.loss_weight import loss_weight
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import initial_weights, weights
 from samestep.records.record import Record
-from samestep.records.script import TAKEN, Finding
+from samestep.records.script import SMALL, STEP, TAKEN, Finding, of_kind
 
+Unclipped = Mapping[int, Mapping[str, Array]]
 GRAVEST = ("differs", "unknown", "warning", "right")
 
 
@@ -48,14 +52,40 @@ def _is_same(first: Array, second: Array) -> bool:
     return first.shape == second.shape and is_near(first, second)
 
 
-def loss_weights_of_slices(layout: ByHand, axis: str, ranks: Ranks, record: Record) -> list[Finding]:
+def loss_weights_of_slices(
+    layout: ByHand, axis: str, ranks: Ranks, record: Record, unclipped: Unclipped | None = None
+) -> list[Finding]:
     """Answers 'loss weight' of ranks that hold the same piece: the gravest answer of all slices; none where their
-    records do not tell, and where some hold experts, of which each has a loss of other rows."""
+    records do not tell, and where some hold experts, of which each has a loss of other rows.
+
+    unclipped: rank of the first replica -> what the only rank of a replay, which stood for all replicas, has in its
+    place of the first step's gradients, before anything clips them; None: the ranks' own gradients tell.
+    """
     if axis == "expert":
         return []
+    if unclipped is not None:
+        slices = [[rank.rank for rank in ranks]] if axis == "sequence" else [*map(layout.same, layout.replicas[0])]
+        answers = []
+        for numbers in slices:
+            of_slice = [ranks[number] for number in numbers]
+            own = StepGradients.read(SliceRecord(record.folder, layout.replicas), of_slice, 0)
+            gradients = own.reduced_to([unclipped[layout.like(number)] for number in numbers])
+            answers.append([_along_data(loss_weight(gradients, of_slice, 0), numbers)] if gradients else [])
+        return _gravest(answers) if all(answers) else []
     # Along a sequence each rank has a loss of its own piece.
     findings = gradient(ranks, record) if axis == "sequence" else _gradients(layout, ranks, record)
     return [finding for finding in findings if finding.question == "loss weight"]
+
+
+def unclipped_gradients(layout: ByHand, replay: Record) -> Unclipped:
+    """Returns the gradients of a replay that has made them small, as large as they were."""
+    taken = of_kind(replay.arrays(STEP.format(0)), TAKEN)
+    found: dict[int, dict[str, Array]] = {}
+    for rank in layout.replicas[0]:
+        prefix = f"rank {rank}: "
+        held = {name.removeprefix(prefix): array for name, array in taken.items() if name.startswith(prefix)}
+        found[rank] = {name: array / SMALL for name, array in held.items()}
+    return found
 
 
 def _gradients(layout: ByHand, ranks: Ranks, record: Record) -> list[Finding]:

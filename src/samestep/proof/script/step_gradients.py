@@ -96,6 +96,15 @@ class StepGradients:
         gradients._fit()
         return gradients
 
+    def reduced_to(self, reduced: Sequence[Mapping[str, Array]]) -> StepGradients | None:
+        """Returns these with other reduced gradients, [rank] parameter -> gradient; None where some are missing, or not
+        the mean of what the ranks have computed."""
+        if not self.names or any(name not in of_rank for of_rank in reduced for name in self.names):
+            return None
+        others = replace(self, reduced=[{name: of_rank[name] for name in self.names} for of_rank in reduced])
+        others._fit()
+        return None if others.not_mean else others
+
     @property
     def size(self) -> int:
         return len(self.local)

@@ -369,6 +369,17 @@ FAULTS = (
     ),
     Fault(
         GROUPS,
+        "gradients_summed_over_ranks",
+        "        p.grad /= groups.data_size\n",
+        "",
+        "dist.all_reduce(p.grad, group=groups.data)",
+        ("loss weight",),
+        "added up",
+        "replicas' gradients are added up, which the script's own clipping hides in each step that reaches the limit",
+        arguments="--clip 0.3",
+    ),
+    Fault(
+        GROUPS,
         "gradients_divided_by_ranks_again",
         "p.grad /= groups.data_size",
         "p.grad /= dist.get_world_size()",
