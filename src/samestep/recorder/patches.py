@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from samestep.records.script import SMALL, SaveRecord
+from samestep.records.divided_models import SMALL
+from samestep.records.script import SaveRecord
 
 WORK: Any = torch.distributed.Work
 WAITS = ("wait", "get_future")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from samestep.records.call_site import CallSite
 
+SMALL = 2.0**-16  # by which a replay multiplies gradients that nothing is to clip
+
 
 @dataclass(frozen=True)
 class TalkRecord:

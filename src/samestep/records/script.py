@@ -38,7 +38,6 @@ REPLAYED = "replay.json"
 REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
 KEPT = "rank{}.kept.pt"
 START, END = "start", "end"  # the names of rank 0's arrays
-SMALL = 2.0**-16  # by which a replay multiplies gradients that nothing is to clip
 # How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
 Feed = Literal["whole", "by rank", "in turn"]
 A = TypeVar("A")  # an array

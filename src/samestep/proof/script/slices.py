@@ -17,8 +17,9 @@ from samestep.proof.script.loss_weight import loss_weight
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import initial_weights, weights
+from samestep.records.divided_models import SMALL
 from samestep.records.record import Record
-from samestep.records.script import SMALL, STEP, TAKEN, Finding, of_kind
+from samestep.records.script import STEP, TAKEN, Finding, of_kind
 
 Unclipped = Mapping[int, Mapping[str, Array]]
 GRAVEST = ("differs", "unknown", "warning", "right")
