@@ -50,7 +50,7 @@ def times(also: Callable[[Inner, Tensor], Any], inputs: list[tuple[Any, ...]]) -
     """How often the first module of a model computes what it is called with, and what it has returned."""
     model = Model(also)
     leave_absent(model, lambda tensor: tensor is model.last.weight or tensor is model.last.bias)
-    outputs: Outputs = {}
+    outputs = Outputs()
     COMPUTED.clear()
     returned = []
     for given in inputs:
@@ -105,7 +105,7 @@ def test_where_it_may_do_something_else_it_computes_again(
 
 
 def test_what_others_set_in_it_tells_calls_apart() -> None:
-    model, outputs = Model(nothing), dict[Any, Any]()
+    model, outputs = Model(nothing), Outputs()
     leave_absent(model, lambda tensor: tensor is model.last.weight or tensor is model.last.bias)
     modules = AbsentModules(model, "last", outputs)
     COMPUTED.clear()
@@ -116,10 +116,20 @@ def test_what_others_set_in_it_tells_calls_apart() -> None:
     assert len(COMPUTED) == 2
 
 
+def test_a_module_that_two_others_contain_is_remembered_once() -> None:
+    inner = Inner(nothing)
+    model = nn.Sequential(*(nn.Sequential(inner, nn.Linear(4, 4)) for _ in range(2)), nn.Linear(4, 4))
+    leave_absent(model, lambda tensor: tensor not in {*inner.parameters()})
+    COMPUTED.clear()
+    with AbsentTensors("cpu"), AbsentModules(model, "2", Outputs()).remembered():
+        model[:2](absent(2, 4))
+    assert [id(inner)] == COMPUTED and "forward" not in vars(inner)
+
+
 def test_modules_with_values_are_left_alone() -> None:
     model = Model(nothing)
     COMPUTED.clear()
-    with AbsentModules(model, "last", {}).remembered():
+    with AbsentModules(model, "last", Outputs()).remembered():
         for _ in range(2):
             assert torch.equal(model(torch.ones(1, 4)), model(torch.ones(1, 4)))
     assert len(COMPUTED) == 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -24,7 +24,15 @@ PLAIN = (bool, int, float, str, type(None))
 LEAVES = (Tensor, *PLAIN)  # of which a tuple is as flat as it can be
 CONTAINERS = (list, tuple, set, frozenset)
 MOST_OBJECTS = 10_000  # where a model sets new ones at each call, nothing is remembered in the end
-Outputs = dict[tuple[Any, ...], tuple[list[Any], TreeSpec] | None]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What modules have returned: call -> it; None: may depend on more. kinds: what the attributes of a module hold ->
+    a number, by which the calls have them: calls are compared often, and attributes are many."""
+
+    of_calls: dict[tuple[Any, ...], tuple[list[Any], TreeSpec] | None] = field(default_factory=dict)
+    kinds: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
 
 class AbsentModules:
@@ -36,8 +44,10 @@ class AbsentModules:
     """
 
     def __init__(self, model: nn.Module, reached: str, outputs: Outputs) -> None:
-        names = {module: name for name, module in model.named_modules()}
-        self._modules = {names[module]: module for module in _outermost(model, model.get_submodule(reached))}
+        names: dict[nn.Module, str] = {}
+        for name, module in _outermost(model, model.get_submodule(reached))[1]:
+            names.setdefault(module, name)  # one that several others contain has the first of its names
+        self._modules = {name: module for module, name in names.items()}
         self._outputs = outputs
         self._forwards = {
             name: partial(self._call, name, module, module.forward)
@@ -61,19 +71,19 @@ class AbsentModules:
     def _call(self, name: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with DisableTorchFunction():
             key = self._key(name, module, args, kwargs)
-            known = self._outputs.get(key) if key else None
+            known = self._outputs.of_calls.get(key) if key else None
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
                 if known[1].is_leaf():
                     return new_absent(known[0][0]) if _is_absent(known[0][0]) else None
                 return tree_unflatten([new_absent(leaf) if _is_absent(leaf) else leaf for leaf in known[0]], known[1])
         returned = forward(*args, **kwargs)
-        if key and key not in self._outputs:
+        if key and key not in self._outputs.of_calls:
             with DisableTorchFunction():
                 outputs, structure = tree_flatten(returned)
                 repeats = all(_is_absent(leaf) or leaf is None for leaf in outputs)
                 repeats = repeats and self._attributes(module) == key[1]
-                self._outputs[key] = (outputs, structure) if repeats else None
+                self._outputs.of_calls[key] = (outputs, structure) if repeats else None
         return returned
 
     def _key(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
@@ -88,13 +98,15 @@ class AbsentModules:
             return None
         return (name, attributes, torch.is_grad_enabled(), structure, *kinds)
 
-    def _attributes(self, module: nn.Module) -> tuple[Any, ...] | None:
-        """Returns what the attributes of a module, and of those in it, hold; None where one is a tensor with values."""
+    def _attributes(self, module: nn.Module) -> int | None:
+        """Returns the number of what the attributes of a module, and of those in it, hold; None where one is a tensor
+        with values."""
         if (known := self._known.get(module)) and known.are_unchanged():
-            return known.described
-        attributes = self._described(module)
-        self._known[module] = Attributes.of(module, attributes)
-        return attributes
+            return known.kind
+        described, kinds = self._described(module), self._outputs.kinds
+        kind = None if described is None else kinds.setdefault(described, len(kinds))
+        self._known[module] = Attributes.of(module, kind)
+        return kind
 
     def _described(self, module: nn.Module) -> tuple[Any, ...] | None:
         found: list[Any] = []
@@ -102,13 +114,17 @@ class AbsentModules:
             for name, value in vars(inner).items():
                 if name == "forward":  # as remembered() has replaced it
                     continue
-                items = (
-                    value.values() if isinstance(value, dict) else value if isinstance(value, CONTAINERS) else (value,)
-                )
-                kinds = [_kind(item) or self._number(item) for item in items]
-                if not all(kinds):
-                    return None
-                found.append((name, *kinds))
+                found.append(name)
+                if isinstance(value, PLAIN):
+                    found.append((type(value), value))
+                    continue
+                if not isinstance(value, (dict, *CONTAINERS)):
+                    value = (value,)
+                for item in value.values() if isinstance(value, dict) else value:
+                    kind = _kind(item) or self._number(item)
+                    if not kind:
+                        return None
+                    found.append(kind)
         return tuple(found)
 
     def _number(self, item: Any) -> Any:
@@ -124,38 +140,49 @@ class AbsentModules:
 @dataclass(frozen=True)
 class Attributes:
     """The attributes of a module, and of those in it. places: what holds them: the modules' dicts, and the containers
-    in these. held: the objects that these held, alive, so that no other is one of them. described: as the key of a call
-    has them."""
+    in these; empty: of these containers, those that held nothing. held: the objects that the others held, alive, so
+    that no other is one of them. kind: as the key of a call has them."""
 
     places: Sequence[Collection[Any]]
+    empty: Sequence[Collection[Any]]
     held: Sequence[Any]
-    described: tuple[Any, ...] | None
+    kind: int | None
 
     @classmethod
-    def of(cls, module: nn.Module, described: tuple[Any, ...] | None) -> Attributes:
+    def of(cls, module: nn.Module, kind: int | None) -> Attributes:
         attributes = [vars(inner).values() for inner in module.modules()]
         containers = [value for values in attributes for value in values if isinstance(value, (dict, *CONTAINERS))]
-        places = [*attributes, *(c.values() if isinstance(c, dict) else c for c in containers)]
-        return cls(places, [*chain.from_iterable(places)], described)
+        filled = [container for container in containers if container]
+        places = [*attributes, *(c.values() if isinstance(c, dict) else c for c in filled)]
+        empty = [container for container in containers if not container]
+        return cls(places, empty, [*chain.from_iterable(places)], kind)
 
     def are_unchanged(self) -> bool:
         """Returns whether the same objects are there. That a module changes the shape of one in place is not seen."""
-        return sum(map(len, self.places)) == len(self.held) and all(
-            map(is_, chain.from_iterable(self.places), self.held)
+        return (
+            not any(self.empty)
+            and sum(map(len, self.places)) == len(self.held)
+            and all(map(is_, chain.from_iterable(self.places), self.held))
         )
 
 
-def _outermost(module: nn.Module, reached: nn.Module) -> Iterator[nn.Module]:
-    inside = list(module.modules())
-    if reached not in inside:
-        parameters = [*module.parameters()]
-        if parameters and all(parameter.is_meta for parameter in parameters):
-            yield module
-            return
-    elif module is reached:
-        return
-    for child in module.children():
-        yield from _outermost(child, reached)
+def _outermost(
+    module: nn.Module, reached: nn.Module, name: str = ""
+) -> tuple[bool | None, list[tuple[str, nn.Module]]]:
+    """Returns whether a module has parameters that are all absent, None where it has none, and False where `reached`
+    is in it; and the outermost modules of which this is so, with their names."""
+    all_absent = {parameter.is_meta for parameter in module._parameters.values() if parameter is not None}
+    found: list[tuple[str, nn.Module]] = []
+    for inner_name, inner in module.named_children():
+        inner_absent, inner_found = _outermost(inner, reached, f"{name}.{inner_name}" if name else inner_name)
+        found += inner_found
+        if inner_absent is not None:
+            all_absent.add(inner_absent)
+    if module is reached:
+        return False, []
+    if all_absent != {True}:
+        return (False if all_absent else None), found
+    return True, [(name, module)]
 
 
 def _kind(leaf: Any) -> tuple[Any, ...] | None:

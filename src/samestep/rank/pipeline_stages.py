@@ -87,7 +87,7 @@ class KnownShapes:
     """What a training remembers of tensors without values: what absent modules return; and by the shapes of a
     micro-batch, the shape and dtype of each tensor that is sent at each cut."""
 
-    outputs: Outputs = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
     sent: dict[str, list[list[tuple[torch.Size, torch.dtype]]]] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ before has sent in the place of what is absent. Where the next stage begins, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from samestep.rank.job_errors import error_line
 from samestep.rank.shards import is_shard
 
 DEVICE_OF: Any = Tensor.device.__get__
+VALUES = (bool, int, float, str, type(None), torch.dtype, torch.Size)  # arguments that have no tensors in them
 
 
 class AbsentTensors(TorchFunctionMode):
@@ -51,6 +52,8 @@ class AbsentTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _are_present(args) and _are_present(kwargs.values()):
+            return func(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         if not any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
             return func(*args, **kwargs)
@@ -59,6 +62,17 @@ class AbsentTensors(TorchFunctionMode):
         instead = self.present if self.begun else _absent
         args, kwargs = tree_unflatten([instead(leaf) for leaf in leaves], structure)
         return func(*args, **kwargs)
+
+
+def _are_present(values: Iterable[Any]) -> bool:
+    """Returns whether none of an operation's arguments is, or has in it, an absent tensor; False where only flattening
+    them can tell, which takes as long as a small operation."""
+    return all(
+        not value.is_meta
+        if isinstance(value, Tensor)
+        else isinstance(value, VALUES) or (type(value) in (list, tuple) and _are_present(value))
+        for value in values
+    )
 
 
 def _absent(leaf: Any) -> Any:
@@ -104,7 +118,7 @@ class StageForward:
         self.model, self.number, self.begins, self.ends = model, number, begins, ends
         self.device, self.received = device, received
         self._before: AbsentModules | None = None  # the modules of the stages before
-        self._outputs: Outputs = {} if outputs is None else outputs
+        self._outputs = outputs or Outputs()
 
     def run(self, forward: Callable[[], Any], receive: Callable[[dict[int, Tensor]], dict[int, Tensor]]) -> Any:
         """Calls `forward`, which calls the model. Returns what it returns; raises StageOutput where the stage ends.
@@ -138,9 +152,10 @@ class StageForward:
                 first = self.model.get_submodule(self.begins)
                 stack.callback(first.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
                 stack.callback(first.register_forward_hook(leave).remove)
+                # Before the mode, which would see each parameter that is looked at.
+                self._before = self._before or AbsentModules(self.model, self.begins, self._outputs)
                 stack.enter_context(unchecked)
                 stack.enter_context(absent)
-                self._before = self._before or AbsentModules(self.model, self.begins, self._outputs)
                 stack.enter_context(self._before.remembered())
             if self.ends is not None:
                 after = self.model.get_submodule(self.ends)

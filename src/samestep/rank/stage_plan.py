@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -29,6 +28,7 @@ from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
+from samestep.rank.copied_modules import copied_module
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
 from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at
@@ -231,7 +231,7 @@ class Trial:
         # Before the copy, since a stage needs none of what the others hold.
         absent = _absent_but(self.model, held)
         try:
-            return deepcopy(self.model, {id(tensors[name]): tensor for tensors, name, tensor in absent})
+            return copied_module(self.model, {id(tensors[name]): tensor for tensors, name, tensor in absent})
         except Exception:
             with torch.random.fork_rng():
                 model = self._job.model().to(self.device).train()
@@ -327,7 +327,7 @@ class Trial:
         cuts, models, joints = list[Cut](), list[nn.Module](), list[tuple[Any, dict[int, Tensor]]]()
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
-        outputs: Outputs = {}
+        outputs = Outputs()
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
             model = self._copy({name for name, stages in holders.items() if stage in stages})
             received: dict[int, Tensor] = {}
