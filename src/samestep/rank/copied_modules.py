@@ -9,17 +9,18 @@ from __future__ import annotations
 import copyreg
 from collections import OrderedDict
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type))
 CONTAINERS = frozenset((dict, OrderedDict, list, set))
 USUAL = {name: getattr(nn.Module, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")}
 COPIES_ITSELF = ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__", "__slots__")
 
 
-def copied_module(module: nn.Module, memo: dict[int, Any]) -> Any:
+def copied_module(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
     """Returns deepcopy(module, memo). A class that says how its modules are copied is asked, as deepcopy does."""
     of_class: dict[type, bool] = {}
     inside = [

@@ -91,7 +91,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
         tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
         # In few messages: 64 ranks that are threads take 64 turns for each.
-        dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined, arg-type]
     return model
 
 
