@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -124,6 +125,23 @@ def memory_judged(*looks: tuple[int, int]) -> tuple[int, int, int, int]:
         meter._latest.setdefault(0, deque(maxlen=2))
         first, now = meter._memories(0, look)
     return first.memory, first.workers, now.memory, now.workers
+
+
+def test_memory_that_has_grown_is_looked_at_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what goes on growing not at every look: a look costs more than it may."""
+    memory = iter([100, 100, 400, 900, 900, 2000])
+
+    def now(pid: int, pulse: Pulse) -> rank_meter._Look:
+        return rank_meter._Look(pid, 0.0, pulse, 0.0, 0.0, next(memory), 0)
+
+    monkeypatch.setattr(rank_meter._Look, "now", now)
+    monkeypatch.setattr(rank_meter, "SHARE", 1e-9)
+    meter, are_soon = RankMeter(Path()), []
+    for _ in range(6):
+        meter._due = 0.0
+        assert meter.look_if_due({0: (1, Pulse(1, TRAINING, 3, 3, {}))})
+        are_soon.append(meter._due - time.monotonic() <= rank_meter.LOOK_S)
+    assert are_soon == [True, False, True, False, False, True]
 
 
 def test_memory_is_compared_among_looks_that_had_loader_workers() -> None:
