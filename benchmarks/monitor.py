@@ -88,7 +88,8 @@ def main() -> int:
     for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = measure(name, options.seconds, Path(folder) / "out")
-    worst = max(each["share"] for each in found.values())
+    # What is asked for more often may cost more.
+    worst = max(each["share"] for name, each in found.items() if "--interval" not in name)
     text = "".join(
         f"{name:36} {100 * each['share']:5.2f} % of a core  {each['samples_per_second']:5.2f} samples a second  "
         f"{each['processes_of_the_machine']:4.0f} processes on the machine\n"

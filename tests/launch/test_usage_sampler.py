@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch.monitor_sampler import SHARE, MonitorSampler
+from samestep.launch.monitor_sampler import OFTEN_SHARE, MonitorSampler
 from samestep.message import message
 from samestep.records.files import read
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, read_samples
@@ -21,7 +21,7 @@ SLEEPS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 def test_a_look_that_takes_long_makes_the_next_one_wait(tmp_path: Path) -> None:
     began = time.monotonic()
     sampler = MonitorSampler(tmp_path, interval=0.0)
-    assert 0 < sampler.cost_s / SHARE - sampler.due_in() <= time.monotonic() - began
+    assert 0 < sampler.cost_s / OFTEN_SHARE - sampler.due_in() <= time.monotonic() - began
     sampler.sample_if_due()
     assert len(sampler.samples) == 1
     assert MonitorSampler(tmp_path, interval=1000.0).due_in() > 900

@@ -17,19 +17,20 @@ from samestep.world.nvidia import Gpus
 from samestep.world.regular_files import open_new
 from samestep.world.resources import ProcessTree, machine_use
 
-SHARE = 0.002  # of one core, that sampling may take
 INTERVAL_S = 1.0
+SHARE, OFTEN_SHARE = 0.002, 0.01  # of one core, that sampling may take; where less than INTERVAL_S is asked for
 
 
 class MonitorSampler:
     """Samples this process's descendants, but for those with a pid in `without`, into files in `folder`.
 
-    interval: seconds between two samples; longer where a sample would take more than SHARE of a core, as on a machine
+    interval: seconds between two samples; longer where a sample would take more of a core than it may, as on a machine
     with thousands of processes. A disk that is full loses lines of the file, and ends nothing.
     """
 
     def __init__(self, folder: Path, interval: float = INTERVAL_S, without: Collection[int] = ()) -> None:
         self.folder, self.interval = folder, interval
+        self._share = SHARE if interval >= INTERVAL_S else OFTEN_SHARE
         self.cost_s = 0.0  # CPU seconds that sampling has taken
         self.samples: list[Sample] = []
         self._gpus, self._tree = Gpus(), ProcessTree(without)
@@ -81,7 +82,7 @@ class MonitorSampler:
         self._write(row(sample))
         cost = time.thread_time() - began
         self.cost_s += cost
-        self._due = time.monotonic() + max(self.interval, cost / SHARE)
+        self._due = time.monotonic() + max(self.interval, cost / self._share)
         return sample
 
     def close(

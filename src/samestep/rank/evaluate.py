@@ -35,7 +35,6 @@ from samestep.job.walk import mapped_tensors, without_graph
 from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.listeners import Listeners
-from samestep.rank.shards import BUCKET_BYTES
 from samestep.rank.step import batch_weight
 from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import StateDict, save
@@ -44,6 +43,7 @@ from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
 
 MAX_CHUNK_ROWS = 128  # fewer where the job's micro-batch or global batch is smaller
+BUCKET_BYTES = 25 << 20  # of the weights in one message: it lies in memory beside the model
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     heartbeat.begin(EVALUATION)
     with _memory_errors(None, world):
         model = job.model().to(world.device)
-    if world.rank == 0:
-        model.load_state_dict(state)
-    if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
-        tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
-        # In few messages: 64 ranks that are threads take 64 turns for each.
-        dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined, arg-type]
+        if world.rank == 0:
+            model.load_state_dict(state)
+        if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
+            tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
+            # In few messages: 64 ranks that are threads take 64 turns for each.
+            dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined, arg-type]
     return model
 
 

@@ -103,7 +103,7 @@ def test_a_small_difference_hides_no_large_one(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path)
     uneven = [with_losses(rank, LossRecord(1.0, "mean", 100 - rank.rank)) for rank in ranks]
     small = found(uneven, tmp_path, "loss weight")
-    assert small.message == message("mean_of_means_over_ranks", rank=1, ratio=pytest.approx(1.0101, abs=1e-4))
+    assert small.message == message("mean_of_means_over_ranks", rank=1, other=0, ratio=pytest.approx(1.0101, abs=1e-4))
     doubled = [with_losses(rank, LossRecord(2.0, "mean", 100)) for rank in ranks]
     both = [replace(rank, steps=[*rank.steps[:2], *twice.steps[2:]]) for rank, twice in zip(uneven, doubled)]
     seen = found(both, tmp_path, "loss weight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,14 +35,17 @@ class Compared:
     distance: float
 
     @classmethod
-    def of(cls, division: Division, recorded: Gradients, wanted: Gradients, bound: float) -> Compared:
-        size = max((norm_of_all(of_rank, [*of_rank]) for of_rank in wanted.values()), default=0.0)
+    def of(
+        cls, division: Division, recorded: Gradients, wanted: Gradients, *, bound: float, rounding: float
+    ) -> Compared:
+        sizes = [norm_of_all(of_rank, [*of_rank]) for of_rank in wanted.values()]
+        size = max(filter(math.isfinite, sizes), default=0.0)
         # The bias of keys moves no attention: its gradient is rounding of zero.
         wanted = {
             rank: {
                 name: array
                 for name, array in of_rank.items()
-                if max(_norms(name, of_rank, recorded[rank])) > ROUNDING * size
+                if not sum(_norms(name, of_rank, recorded[rank])) <= rounding * size
             }
             for rank, of_rank in wanted.items()
         }
@@ -54,6 +58,17 @@ class Compared:
                     distances[rank, name] = norm(held - gradient) / max(norm(gradient), SMALL * size, 1e-300)
         apart = [pair for pair, distance in distances.items() if not distance <= bound]
         return cls(division, recorded, wanted, apart, max(distances.values(), default=0.0))
+
+    def not_finite(self, step: int) -> Message | None:
+        """Returns which gradient is NaN or infinite, in one process or of a rank; None where all are finite."""
+        for rank, of_rank in self.wanted.items():
+            for name in of_rank:
+                in_one_process, held = _norms(name, of_rank, self.recorded[rank])
+                if not math.isfinite(in_one_process):
+                    return message("replayed_gradient_not_finite", parameter=name, step=step)
+                if not math.isfinite(held):
+                    return message("gradient_of_rank_not_finite", parameter=name, rank=rank, step=step)
+        return None
 
     def factor(self, rank: int, name: str) -> float | None:
         """Returns by how much a gradient is one process's multiplied; None where it is no multiple of it."""
@@ -113,9 +128,12 @@ def replayed_gradients(
     first, distances = 0.0, list[float]()
     is_clipped = False
     for step in range(len(one_process.steps)):
-        bound = (LATER if step else FIRST) * coarser_of(ranks)
+        coarser = coarser_of(ranks)
+        bound, rounding = (LATER if step else FIRST) * coarser, ROUNDING * coarser
         pairs = [_arrays(division, ranks, record, replay, step, kinds) for kinds in ((TAKEN, UNCLIPPED), (TAKEN,))]
-        before, after = (Compared.of(division, *pair, bound) for pair in pairs)
+        before, after = (Compared.of(division, *pair, bound=bound, rounding=rounding) for pair in pairs)
+        if broken := before.not_finite(step) or after.not_finite(step):
+            return [Finding(GRADIENT, "unknown", broken)]
         if step == 0 and (finding := _cut_off(before, ranks)):
             return [finding]
         distances.append(before.distance)

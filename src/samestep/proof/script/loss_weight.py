@@ -128,7 +128,7 @@ def _unequal_targets(micro_batches: Sequence[Sequence[MicroBatchRecord]], step: 
     if uneven := targets(micro_batches):
         rank, ratio = uneven
         counts = [len(of_rank) for of_rank in micro_batches]
-        cause = message("mean_of_means_over_ranks", rank=rank, ratio=ratio)
+        cause = message("mean_of_means_over_ranks", rank=rank, other=0, ratio=ratio)
         if len({*counts}) > 1:
             cause = message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
         return differs(QUESTION, "weight of a target", cause, step=step, rank=rank, expected=1.0, found=ratio)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.gradients import UNEXPLAINED, gradient
@@ -121,6 +122,12 @@ def _along_data(finding: Finding, numbers: list[int]) -> Finding:
         said = message("replica_drifts_apart", axis="data")
     elif said.id == "ranks_train_the_same_rows":
         said = message("replicas_train_the_same_rows", axis="data", replicas=len(numbers))
+    fields: dict[str, Any] = {
+        name: numbers[said.fields[name]] for name in ("rank", "other") if isinstance(said.fields.get(name), int)
+    }
+    if isinstance(places := said.fields.get("ranks"), list):
+        fields["ranks"] = [numbers[place] for place in places]
+    said = Message(said.id, {**said.fields, **fields})
     rank = None if divergence.rank is None else numbers[divergence.rank]
     quantity = f"{divergence.quantity} along data"
     return replace(finding, message=said, divergence=replace(divergence, rank=rank, quantity=quantity, cause=said))
