@@ -14,7 +14,7 @@ import pytest
 from budget import budget, wait_until
 from command import samestep
 from samestep.launch import monitored_ranks, rank_meter, stacks
-from samestep.launch.rank_meter import RankMeter, own_bytes
+from samestep.launch.rank_meter import RankMeter, memory_of
 from samestep.world.heartbeat import TRAINING, Pulse
 
 SCRIPT = Path(__file__).with_name("monitored.py")
@@ -215,16 +215,17 @@ def test_memory_that_a_worker_has_copied_is_its_own() -> None:
     """Pages that processes share count once in all; the resident set counts them in each."""
     held = bytearray(b"x") * (64 << 20)
     reader, writer = os.pipe()
-    before = own_bytes(os.getpid())
+    before = memory_of(os.getpid()).own
     child = os.fork()
     if child == 0:
         os.read(reader, 1)
         held[::4096] = bytes(len(held) // 4096)
         os.read(reader, 1)
         os._exit(0)
-    shared = own_bytes(child)
+    shared = memory_of(child)
     os.write(writer, b"1")
-    wait_until(lambda: own_bytes(child) > shared + (24 << 20), "the child has no pages of its own")
-    assert shared < before
+    wait_until(lambda: memory_of(child).own > shared.own + (24 << 20), "the child has no pages of its own")
+    assert shared.own < before
+    assert memory_of(child).resident < shared.resident + (12 << 20)
     os.write(writer, b"2")
     os.waitpid(child, 0)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -121,6 +122,8 @@ class RankMeter:
             memory=memory.memory,
             workers_first_memory=first_memory.workers,
             workers_memory=memory.workers,
+            workers_first_resident=first_memory.workers_resident,
+            workers_resident=memory.workers_resident,
         )
 
     def _memories(self, rank: int, now: _Look) -> tuple[_Look, _Look]:
@@ -157,7 +160,7 @@ class RankMeter:
 @dataclass(frozen=True)
 class _Look:
     """A rank at one moment. cpu_s: of the thread that trains; queue_s: that it has waited for a processor. memory,
-    workers: bytes of the rank's own, and of its loader workers'."""
+    workers: bytes of the rank's own, and of its loader workers'; workers_resident: the sum of these resident sets."""
 
     pid: int
     at: float
@@ -166,12 +169,14 @@ class _Look:
     queue_s: float
     memory: int
     workers: int
+    workers_resident: int = 0
 
     @classmethod
     def now(cls, pid: int, pulse: Pulse) -> _Look:
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
-        workers = sum(own_bytes(worker) for worker in pulse.worker_pids if _is_child(worker, pid))
-        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, own_bytes(pid), workers)
+        workers = [memory_of(worker) for worker in pulse.worker_pids if _is_child(worker, pid)]
+        own, resident = (sum(sizes) for sizes in zip((0, 0), *workers))
+        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, memory_of(pid).own, own, resident)
 
 
 def _is_child(pid: int, parent: int) -> bool:
@@ -189,14 +194,19 @@ def _thread_times(pid: int, thread: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def own_bytes(pid: int) -> int:
-    """Returns the memory of a process in bytes: each page divided by the processes that share it (PSS), without files.
+class Memory(NamedTuple):
+    """Of a process, in bytes. own: each page divided by the processes that share it (PSS), without files. resident:
+    each page that it has (RSS). What is shared by copy-on-write counts in the resident set of each process, which does
+    not grow when one writes to a page and gets a copy of its own."""
 
-    The resident set counts a page that is shared by copy-on-write in each process, and does not grow when a process
-    writes to it and gets a copy of its own.
-    """
-    with suppress(OSError, ValueError):
+    own: int
+    resident: int
+
+
+def memory_of(pid: int) -> Memory:
+    """Reads the memory of a process; nothing of one that has ended."""
+    with suppress(OSError, ValueError, KeyError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        sizes = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
-        return 1024 * (int(sizes["Pss_Anon"]) + int(sizes["Pss_Shmem"])) if "Pss_Anon" in sizes else 0
-    return 0
+        sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines[1:]}
+        return Memory(sizes["Pss_Anon"] + sizes["Pss_Shmem"], sizes["Rss"])
+    return Memory(0, 0)

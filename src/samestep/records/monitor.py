@@ -145,9 +145,10 @@ class RankUse:
     for one. late_share: of the time, that other ranks have waited
     for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
     fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
-    page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first look.
-    line: of the user's code, at which most more of some looks at its stack found it than of those at a rank that is not
-    late; '': there were none. looks_at_line, others_at_line: how many of both.
+    page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first
+    look. workers_resident, workers_first_resident: the resident sets of the workers then, in all. line: of the
+    user's code, at which most more of some looks at its stack found it than of those at a rank that is not late;
+    '': there were none. looks_at_line, others_at_line: how many of both.
     """
 
     rank: int
@@ -171,6 +172,8 @@ class RankUse:
     looks_at_line: int = 0
     others_at_line: int = 0
     first_loading_s: float = 0.0
+    workers_first_resident: int = 0
+    workers_resident: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ HEALTHY = RankUse(
     memory=1 << 30,
     workers_first_memory=1 << 28,
     workers_memory=1 << 28,
+    workers_first_resident=1 << 29,
+    workers_resident=1 << 29,
 )
 LATE = {"rank": 1, "late_share": 0.5}
 
@@ -48,7 +50,8 @@ def said(first: RankUse, second: RankUse, cores: float = 16) -> list[tuple[str, 
         ({**LATE, "compute_s": 32.0, "queue_s": 60.0}, [("rank_is_slow", "slow_by_one_of_several")]),
         ({**LATE, "compute_s": 23.0, "queue_s": 2.0}, [("rank_is_slow", "slow_by_computing")]),
         ({"memory": 2 << 30}, [("memory_of_rank_grows", "")]),
-        ({"workers_memory": 1 << 30}, [("memory_of_workers_grows", "")]),
+        ({"workers_memory": 1 << 30, "workers_resident": 5 << 28}, [("memory_of_workers_grows", "")]),
+        ({"workers_memory": 1 << 30}, [("workers_copy_the_dataset", "")]),
         ({"workers_memory": 5 << 28, "memory": 3 << 29}, [("workers_copy_the_dataset", "")]),
         # More loader workers than before share the same pages; none are left after an epoch.
         ({"workers_memory": 1 << 30, "memory": 1 << 28}, []),

@@ -162,8 +162,8 @@ def _growth(rank: RankUse) -> Iterator[Message]:
     own, workers = rank.memory - rank.first_memory, rank.workers_memory - rank.workers_first_memory
     if own + workers < GROWN_SHARE * max(own, workers):
         return
-    # A page that a worker has copied is the rank's alone, too, if no other worker shares it.
-    copied = rank.workers > 0 and own >= workers / rank.workers / 2
+    # A page that a worker copies was in its resident set before.
+    copied = rank.workers_resident - rank.workers_first_resident < workers / 2
     if _grows(rank.workers_first_memory, rank.workers_memory):
         first, now = size(rank.workers_first_memory), size(rank.workers_memory)
         id = "workers_copy_the_dataset" if copied else "memory_of_workers_grows"
