@@ -32,7 +32,7 @@ def judged_by_hand(
     played = _played(plan, ranks, layout, run)
     division = None if isinstance(played, Message) else Division.of(layout, ranks, played[0])
     if division is None or isinstance(played, Message):
-        why = played if isinstance(played, Message) else message("pieces_in_one_process")
+        why = played if isinstance(played, Message) else played[0].why_not or message("pieces_in_one_process")
         if not layout.is_certain:
             return None
         noted = replace(results, notes=[layout.described(), *results.notes]) if layout.is_one_model else results
@@ -75,6 +75,7 @@ def _played(
     """Returns how the replay went, and of how many ranks the script was told; or why there is none."""
     if not all((Path(plan.out) / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
+    # Of the last attempt, which is told what the script was when it was recorded.
     error: Exception | None = None
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
         work = work_folder(plan, Path(temporary))
@@ -82,6 +83,6 @@ def _played(
             try:
                 return play(plan, ranks, work, run, layout=layout, told_ranks=told), told
             except (TrainingFailed, UserError) as failure:
-                error = error or failure
+                error = failure
     assert error is not None
     return message("script_fails_in_one_process", error=getattr(error, "message", str(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -36,19 +37,25 @@ OUT_OF_PLACE = {
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # what torch's loss_parallel computes of pieces
 
 
-def make_meshes_of_one_rank() -> None:
-    """Makes every device mesh that the script asks for one of a single rank, as a replay has no other."""
+def make_meshes_of_one_rank(made: Callable[[list[int]], None] = lambda ranks: None) -> None:
+    """Makes every device mesh that the script asks for one of a single rank, as a replay has no other.
+
+    made: is called with the ranks of each mesh that the script has asked for.
+    """
     init, kind = device_mesh.init_device_mesh, device_mesh.DeviceMesh
     make = kind.__init__
 
     @functools.wraps(init)
     def new_init(device_type: str, mesh_shape: Any, *args: Any, **kwargs: Any) -> Any:
+        made([*range(math.prod(mesh_shape))])
         return init(device_type, (1,) * len(mesh_shape), *args, **kwargs)
 
     @functools.wraps(make)
     def new_make(self: Any, device_type: str, mesh: Any = None, *args: Any, **kwargs: Any) -> None:
         if mesh is not None:
-            mesh = torch.zeros((1,) * torch.as_tensor(mesh).dim(), dtype=torch.int)
+            mesh = torch.as_tensor(mesh)
+            made(mesh.flatten().tolist())
+            mesh = torch.zeros((1,) * mesh.dim(), dtype=torch.int)
         make(self, device_type, mesh, *args, **kwargs)
 
     # Wherever torch exports it: torch.distributed, and torch.distributed._tensor.device_mesh in older scripts.
@@ -158,10 +165,10 @@ class GatheredWithHistory:
         self.used = True
 
 
-def make_groups_of_one_rank(made: Callable[[Any, list[int]], None] = lambda group, ranks: None) -> None:
+def make_groups_of_one_rank(made: Callable[[Any, list[int] | None], None] = lambda group, ranks: None) -> None:
     """Makes each process group that the script asks for one of the only rank, unless it is one of others alone.
 
-    made: is called with each group, and the ranks that the script has asked for.
+    made: is called with each group, and the ranks that the script has asked for; None for all of them.
     """
     groups: Any = sys.modules["torch.distributed.distributed_c10d"]
     new_group = groups.new_group
@@ -171,8 +178,7 @@ def make_groups_of_one_rank(made: Callable[[Any, list[int]], None] = lambda grou
         if ranks is not None and 0 not in ranks:
             return torch.distributed.GroupMember.NON_GROUP_MEMBER
         group = new_group(None if ranks is None else [0], *args, **kwargs)
-        if ranks is not None:
-            made(group, [*ranks])
+        made(group, None if ranks is None else [*ranks])
         return group
 
     def new_enumeration(ranks_per_subgroup_list: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,17 +194,43 @@ def make_groups_of_one_rank(made: Callable[[Any, list[int]], None] = lambda grou
     torch.distributed.new_subgroups = groups.new_subgroups = new_subgroups
 
 
-def tell_ranks(number: int) -> None:
+def called_by_torch() -> bool:
+    """Whether torch itself calls the patched function that asks, and counts the ranks that there are. Its collectives
+    with a gradient call the others as a script does."""
+    frame = sys._getframe(1)
+    while (caller := str(frame.f_globals.get("__name__", ""))).startswith("samestep.") and frame.f_back:
+        frame = frame.f_back
+    return caller.partition(".")[0] == "torch" and caller != "torch.distributed.nn.functional"
+
+
+def tell_ranks(number: int, ranks_of: Callable[[Any], list[int] | None] = lambda group: None) -> None:
     """Tells the script that there are so many ranks, where it cannot run as one: as one that divides them by the size
-    of its tensor-parallel group. torch knows that there is one."""
+    of its tensor-parallel group. torch knows that there is one.
+
+    ranks_of: returns the ranks that a group is told to have; None where it has those that there are.
+    """
     groups: Any = sys.modules["torch.distributed.distributed_c10d"]
-    size, rendezvous = groups.get_world_size, groups.rendezvous
+    size, rendezvous, ranks_there = groups.get_world_size, groups.rendezvous, groups.get_process_group_ranks
+    size_there = groups.ProcessGroup.size
+
+    def told(group: Any) -> list[int] | None:
+        return None if called_by_torch() else ranks_of(group)
 
     @functools.wraps(size)
     def new_size(group: Any = None) -> int:
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        is_torch = caller.partition(".")[0] == "torch"
-        return int(size(group)) if is_torch or group is not None else number
+        if group is None and not called_by_torch():
+            return number
+        ranks = told(group)
+        return int(size(group)) if ranks is None else len(ranks)
+
+    def new_size_of(group: Any) -> int:
+        ranks = told(group)
+        return int(size_there(group)) if ranks is None else len(ranks)
+
+    @functools.wraps(ranks_there)
+    def new_ranks(group: Any) -> list[int]:
+        ranks = told(group)
+        return [*ranks_there(group)] if ranks is None else [*ranks]
 
     @functools.wraps(rendezvous)
     def new_rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
@@ -206,6 +238,7 @@ def tell_ranks(number: int) -> None:
 
     os.environ["WORLD_SIZE"] = str(number)
     torch.distributed.get_world_size, groups.rendezvous = new_size, new_rendezvous
+    torch.distributed.get_process_group_ranks, groups.ProcessGroup.size = new_ranks, new_size_of
 
 
 def allow_batches_of_all_ranks() -> None:

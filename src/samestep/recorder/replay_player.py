@@ -126,10 +126,10 @@ class ReplayPlayer:
         """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
         if why := self.why_not():
             self.stop(why)
-        make_meshes_of_one_rank()
+        make_meshes_of_one_rank(self._alike.refuse_mesh if self._alike else lambda ranks: None)
         leave_losses_whole()
         allow_batches_of_all_ranks()
-        if self.told_ranks > 1:
+        if self.told_ranks > 1 and not self._alike:
             tell_ranks(self.told_ranks)
         if self._hand:
             self._alike.attach() if self._alike else make_groups_of_one_rank()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.message import Message, message
-from samestep.proof.script.findings import Ranks
+from samestep.proof.script.findings import Ranks, common_steps
 from samestep.proof.script.replay import coarser_of
 from samestep.records.divided_models import HeldPiece
 from samestep.records.script import ReplayRecord, ScriptRecord
@@ -25,8 +25,8 @@ class ByHand:
     """How the ranks of such a model may be arranged.
 
     replicas: the ranks of each. shares_rows: whether ranks of a replica read the same rows. is_certain: whether these
-    ranks are no replicas of each other in any case. is_one_model: whether they have one loss of the same rows and other
-    weights, so that they compute it together.
+    ranks are no replicas of each other in any case. is_one_model: whether they have one loss of the same rows in each
+    step and other weights, so that they compute it together.
     """
 
     replicas: list[list[int]]
@@ -62,8 +62,7 @@ class ByHand:
         pieces_of_rows = same_read and not same_rows
         is_certain = exchanges or pieces_of_rows or len({frozenset(rank.start) for rank in ranks}) > 1
         is_certain = is_certain or any(ranks[a].shapes != ranks[b].shapes for a, b in members)
-        losses = losses_of(ranks, 0)
-        is_one_model = (same_rows or same_read) and apart and all(_are_close(losses[a], losses[b]) for a, b in members)
+        is_one_model = (same_rows or same_read) and apart and _have_one_loss(ranks, members)
         shares = same_rows or same_read
         readers = [
             rank
@@ -100,8 +99,18 @@ class ByHand:
         return next(replica for replica in self.replicas if rank in replica)
 
 
-def _are_close(first: float | None, second: float | None) -> bool:
-    return first is not None and second is not None and math.isclose(first, second, rel_tol=SAME_LOSS)
+def _have_one_loss(ranks: Ranks, members: Sequence[Sequence[int]]) -> bool:
+    """Whether ranks of a replica have one loss in each step. That of the first tells little: with a head that begins as
+    zeros it is the same whatever the other weights are."""
+    for step in common_steps(ranks):
+        losses = losses_of(ranks, step)
+        for values in ([losses[rank] for rank in pair] for pair in members):
+            known = [value for value in values if value is not None]
+            if len(known) == 2 and not math.isclose(*known, rel_tol=SAME_LOSS):
+                return False
+            if len(known) < 2 and step == 0:
+                return False
+    return True
 
 
 EXCHANGES = ("all_to_all", "isend", "irecv", "send", "recv", "batch_isend")

@@ -67,8 +67,7 @@ def by_hand_findings(
     if is_right:
         gradients.insert(0, Finding("gradient", "right", message("each_rank_has_its_part", axis=division.axis)))
     findings = [_after_gradients(finding, gradients) for finding in findings]
-    if any(finding.question == "clipping" for finding in gradients):
-        findings = [finding for finding in findings if finding.question != "clipping"]
+    findings, gradients = clipping_once(findings, gradients)
     findings += [*gradients, *untrained(readers), evaluation(readers)]
     findings += [updates([ranks[rank] for rank in division.layout.same(0)], record), randoms(readers), *weights]
     findings.append(_rates(result, ranks, one_process, told_ranks))
@@ -89,6 +88,16 @@ def _of_alike_replicas(
     if result.adds_numbers and gradients[0].question == "clipping":
         return [Finding("clipping", "unknown", said)]
     return gradients
+
+
+def clipping_once(findings: list[Finding], gradients: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Returns findings of which one answers how gradients are clipped: the replay's, unless it does not know."""
+    held = any(finding.question == "clipping" for finding in findings)
+    if held and any(finding.question == "clipping" and finding.answer != "unknown" for finding in gradients):
+        return [finding for finding in findings if finding.question != "clipping"], gradients
+    if held:
+        return findings, [finding for finding in gradients if finding.question != "clipping"]
+    return findings, gradients
 
 
 def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_ranks: int) -> Finding:
