@@ -20,7 +20,7 @@ from samestep.message import message
 from samestep.recorder.batches import joined
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import unrecorded
-from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, TracedStages, weights_of
+from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, TracedStages, parameters_of, weights_of
 from samestep.recorder.random_numbers import set_random_states, torch_state
 from samestep.recorder.window import compress
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, STAGES, ChainRecord, ChainStep
@@ -102,7 +102,11 @@ class Chain:
         if self._traced is None:
             raise CannotPlay(message("stages_are_traced_on_some_ranks"))
         graph, names = self._traced.graph, self._traced.stages
-        return {stage.index: graph.get_submodule(names[stage.index]) for stage in kept.stages}
+        modules = {stage.index: graph.get_submodule(names[stage.index]) for stage in kept.stages}
+        # Another rank may have frozen parameters of its stage after the model was traced.
+        for name, parameter in parameters_of(modules).items() if kept.weights else ():
+            parameter.requires_grad_(name in kept.weights[0])
+        return modules
 
     def _holders(self, replica: Sequence[int]) -> list[int]:
         held = {stage.index: rank for rank in replica for stage in self._kept[rank].stages}

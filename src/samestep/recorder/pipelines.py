@@ -91,6 +91,7 @@ class Pipelines:
         self.schedule: Any = None  # the one that is trained
         self.traced: TracedStages | None = None
         self._pipe: Any = None  # of the tracer, until the first step
+        self._module_of: Any = None  # the tracer's function, unpatched
         self._model: dict[str, int] = {}  # digests of the model that the stages are cut out of
 
     def attach(self) -> None:
@@ -108,7 +109,7 @@ class Pipelines:
     def _patch(self) -> None:
         schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
         pipe = sys.modules[TRACER].Pipe
-        module_of = pipe.get_stage_module
+        self._module_of = module_of = pipe.get_stage_module
 
         @functools.wraps(module_of)
         def new_module_of(of: Any, stage_idx: int) -> Any:
@@ -211,7 +212,7 @@ class Pipelines:
             self.kept.why_not = message("stages_are_sharded")
             return
         pipe, self._pipe = self._pipe, None
-        if pipe is not None and all(pipe.get_stage_module(index) is module for index, module in modules.items()):
+        if pipe is not None and all(self._module_of(pipe, index) is module for index, module in modules.items()):
             self.kept.traced = True
             if pipe.num_stages - 1 in modules:  # this rank plays the chain
                 self.traced = TracedStages(copy.deepcopy(pipe.split_gm), pipe.replicated_params)
@@ -235,10 +236,15 @@ def unwrapped(module: Any) -> Any:
 
 def weights_of(modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
     """Returns the trained parameters of stages, as they are named in a record; one that stages share once."""
+    return {name: parameter for name, parameter in parameters_of(modules).items() if parameter.requires_grad}
+
+
+def parameters_of(modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
+    """Returns all parameters of stages, as they are named in a record; one that stages share once."""
     named, known = dict[str, nn.Parameter](), set[int]()
     for index, module in sorted(modules.items()):
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in known:
+            if id(parameter) not in known:
                 known.add(id(parameter))
                 named[f"stage {index}: {plain(name)}"] = parameter
     return named

@@ -139,20 +139,25 @@ def test_a_part_of_the_gradient_that_differs_little_is_no_factor(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("shares", "cause"),
+    ("shares", "targets", "cause"),
     [
-        ((0.375, 0.625), "mean_of_rank_means"),
-        ((0.5, 0.75), "mean_of_rank_means_or_a_term"),  # more than one together
-        ((1.5, -0.5), "mean_of_rank_means_or_a_term"),  # no mean
+        ((0.375, 0.625), 5, "mean_of_rank_means"),
+        ((0.5, 0.75), 5, "mean_of_rank_means_or_a_term"),  # more than one together
+        ((1.5, -0.5), 5, "mean_of_rank_means_or_a_term"),  # no mean
+        # Each divides by something else of its rows: a root of their mean.
+        ((0.375, 0.625), 3, "loss_depends_on_ranks"),
+        ((0.375, 0.625), 0, "mean_of_rank_means_or_a_term"),  # it is not known how many
+        ((0.44, 0.56), 5, "mean_of_rank_means_or_a_term"),
     ],
 )
 @pytest.mark.parametrize("part", [0.0, 0.1])
 def test_a_mean_of_means_is_named_where_other_weights_of_the_ranks_give_one_process(
-    shares: tuple[float, float], cause: str, part: float, tmp_path: Path
+    shares: tuple[float, float], targets: int, cause: str, part: float, tmp_path: Path
 ) -> None:
     """Not where something else is in the gradient, too."""
-    found = Case(tmp_path, shares=shares, part=part, targets=5).judge()[GRADIENT]
-    assert (found.answer, found.message.id) == ("differs", "mean_of_rank_means_or_a_term" if part else cause)
+    found = Case(tmp_path, shares=shares, part=part, targets=targets).judge()[GRADIENT]
+    unexplained = "loss_depends_on_ranks" if targets == 3 else "mean_of_rank_means_or_a_term"
+    assert (found.answer, found.message.id) == ("differs", unexplained if part else cause)
     assert found.message.fields.get("shares", list(shares)) == pytest.approx(shares)
 
 

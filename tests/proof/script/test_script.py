@@ -276,6 +276,9 @@ def test_buffers_of_each_rank_are_noted_and_the_share_of_recording_is_told(tmp_p
         (["all_reduce [1000, 1000] float"], True),
         (["reduce_scatter [1000000] float"], True),
         (["all_reduce [1] float", "broadcast [1000, 1000] float"], False),  # ZeRO's optimizer without DDP
+        (["all_reduce [1] float"] * STEPS, False),
+        (["all_gather [3] float", "all_gather [3] long"] * STEPS, True),  # the greatest elements alone
+        (["all_reduce [10, 1] float", "all_reduce [3, 1] float"] * STEPS, True),  # factors of a low rank
     ],
 )
 def test_gradients_that_the_optimizer_reduces_are_right(calls: list[str], reduces: bool, tmp_path: Path) -> None:

@@ -147,6 +147,28 @@ def patched(identity: str, text: str, **fields: Any) -> str:
             "for p in model.parameters():\n    dist.all_reduce(p.grad)\n",
             "p.grad /= torch.distributed.get_world_size()",
         ),
+        (
+            "gradients_summed_over_ranks",
+            "for p in model.parameters():\n    dist.all_reduce(p.grad, dist.ReduceOp.SUM, replicas)\n"
+            "dist.all_reduce(loss)\n",
+            "p.grad /= torch.distributed.get_world_size(replicas)",
+        ),
+        (
+            "gradients_summed_over_ranks",
+            "grads = [p.grad for p in model.parameters()]\nfor g in grads:\n    dist.all_reduce(g)\n",
+            "g /= torch.distributed.get_world_size()",
+        ),
+        (
+            "gradients_summed_over_ranks",
+            "works = [(p, dist.all_reduce(p.grad, async_op=True, group=replicas)) for p in model.parameters()]\n"
+            "for p, work in works:\n    work.wait()\n",
+            "p.grad /= torch.distributed.get_world_size(replicas)",
+        ),
+        # What is printed is no gradient.
+        ("gradients_summed_over_ranks", "dist.all_reduce(loss)\n", ""),
+        ("gradients_summed_over_ranks", "size = sum(p.grad.norm() for p in ps)\ndist.all_reduce(size)\n", ""),
+        # Which of the two?
+        ("gradients_summed_over_ranks", "dist.all_reduce(a.grad, group=x)\ndist.all_reduce(b.grad, group=x)\n", ""),
         ("gradients_never_cleared", LOOP.format("loss.backward()\n        optimizer.step()"), "optimizer.zero_grad()"),
         ("gradients_never_cleared", "loss.backward()\nscaler.step(optimizer)\n", "optimizer.zero_grad()"),
         ("ranks_never_reduce_gradients", "loss = model.module(x).mean()\n", "loss = model(x).mean()"),

@@ -11,7 +11,7 @@ import numpy as np
 from samestep.message import Message, message
 from samestep.proof.script.by_hand import Division, draw_apart, losses_of, same_loss
 from samestep.proof.script.findings import Ranks, differs
-from samestep.proof.script.first_module import at_module, first_module_apart, told
+from samestep.proof.script.first_module import at_module, first_module_apart, module_name
 from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
 from samestep.proof.script.step_gradients import ROUNDING, Array, norm, norm_of_all
 from samestep.records.record import Record
@@ -168,8 +168,8 @@ def replayed_gradients(
         )
         return [at_module(finding, ranks)]
     fed = message("fed_as_one")
-    told = told_ranks if told_ranks == len(ranks) else None
-    said = message("gradient_of_one_process", distance=first, fed=fed, means=None, told=told)
+    size_told = told_ranks if told_ranks == len(ranks) else None
+    said = message("gradient_of_one_process", distance=first, fed=fed, means=None, told=size_told)
     right = Finding(GRADIENT, "right", said)
     steps = len(one_process.steps)
     said = message("clipped_once_a_step", steps=steps) if is_clipped else message("nothing_is_clipped")
@@ -221,7 +221,7 @@ def _cause(
         if layout.shares_rows and axis == "tensor" and apart and draw_apart(layout, ranks):
             return message("replica_draws_apart", axis=axis, step=0)
         if (module := first_module_apart(ranks, one_process)) is not None:
-            return message("module_computes_otherwise", axis=axis, module=told(module), ranks=size)
+            return message("module_computes_otherwise", axis=axis, module=module_name(module), ranks=size)
         if any(pieces[0].dimension >= 0 for pieces in division.held.values()):
             return message("whole_weights_give_another_loss", axis=axis)
         return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)

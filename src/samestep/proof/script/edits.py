@@ -156,6 +156,12 @@ def call_in(statement: ast.AST | None, name: str, line: int = 0) -> ast.Call | N
     return calls[0] if len(calls) == 1 else None
 
 
+def argument_of(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    """Returns an argument of a call, which is given by its name or at a place."""
+    named = keyword(call, name)
+    return named.value if named else call.args[place] if len(call.args) > place else None
+
+
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """Returns a keyword argument of a call."""
     return next((argument for argument in call.keywords if argument.arg == name), None)

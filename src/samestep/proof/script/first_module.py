@@ -64,9 +64,9 @@ def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     for module, parts, whole in _calls(ranks, one_process):
         given, returned = (_are_together(*pair, near) for pair in zip(parts, whole))
         if given is False:
-            return message("module_is_given_otherwise", module=told(module))
+            return message("module_is_given_otherwise", module=module_name(module))
         if given and returned is False:
-            return message("module_depends_on_ranks", module=told(module))
+            return message("module_depends_on_ranks", module=module_name(module))
         if not (given and returned):
             return None
     if not one_process.modules:
@@ -105,7 +105,7 @@ def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, nu
     )
 
 
-def told(module: str) -> str | Message:
+def module_name(module: str) -> str | Message:
     """Returns how a module is called: by its name, which the whole model has not."""
     return module or message("the_model_itself")
 
@@ -116,7 +116,7 @@ def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis:
     if finding.message.id not in OF_A_MODULE:
         return finding
     if (module := first_module_apart(ranks, one_process)) is not None:
-        cause = message("module_computes_otherwise", axis=axis, module=told(module), ranks=size)
+        cause = message("module_computes_otherwise", axis=axis, module=module_name(module), ranks=size)
     elif finding.message.id == "replica_is_no_one_process" and (losses := _losses_of_whole_outputs(ranks, one_process)):
         cause = message("loss_of_whole_outputs_apart", axis=axis, ranks=size, found=losses[0], expected=losses[1])
     else:
@@ -145,7 +145,9 @@ def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[f
 def at_module(finding: Finding, ranks: Ranks) -> Finding:
     """Returns a finding about a module with the line where its forward begins."""
     told_as = finding.message.fields.get("module")
-    sites = [module.site for rank in ranks for module in rank.modules if told(module.name) == told_as and module.site]
+    sites = [
+        module.site for rank in ranks for module in rank.modules if module_name(module.name) == told_as and module.site
+    ]
     return replace(finding, sites=sites[:1]) if sites else finding
 
 

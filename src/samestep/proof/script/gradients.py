@@ -24,6 +24,7 @@ from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Findi
 
 SMALLEST = 1.2e-38  # of float32: below, digits are lost
 OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that hand on what one rank has, or nothing
+FEW = 4  # elements a step: of losses and counts that a script prints
 UNKNOWN_FACTOR = "losses_have_an_unknown_factor"
 NOT_CLEARED, UNEXPLAINED = "gradients_never_cleared", "gradient_of_no_known_mistake"
 
@@ -103,7 +104,7 @@ def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> b
     """Whether each rank's gradient is its own until the optimizer's step, which moves all ranks' weights alike."""
     names = {name for _, name in gradients.not_mean}
     steps = [rank.steps[step] for rank in ranks]
-    if not names or not gradients.are_own() or not _may_hand_on(gradients, names, ranks):
+    if not names or not gradients.are_own() or not _may_hand_on(ranks):
         return False
     if not all(names <= {*of_rank.moved} for of_rank in steps) and not _written(names, ranks, step):
         return False
@@ -114,16 +115,17 @@ def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> b
     return all(of_rank == weights[0] and None not in of_rank.values() for of_rank in weights)
 
 
-def _may_hand_on(gradients: StepGradients, names: set[str], ranks: Ranks) -> bool:
-    """Whether the ranks may have told each other gradients of these names in each step: by operations between two
-    ranks, or by collectives of as many elements that are no broadcasts. Where these are not all known, they may."""
+def _may_hand_on(ranks: Ranks) -> bool:
+    """Whether the ranks may have told each other gradients in each step: by operations between two ranks, or by
+    collectives of more than a few elements that are no broadcasts. Where these are not all known, they may."""
     groups = ranks[0].groups.values()
     if not groups or any(group.first > 1 for group in groups) or any(rank.talks for rank in ranks):
         return True
     calls = [call for group in groups for call in group.calls if not call.startswith(OF_ONE_RANK)]
     shapes = [re.findall(r"\d+", shape) for call in calls for shape in re.findall(r"\[(.*?)\]", call)]
-    told = sum(math.prod(map(int, shape)) for shape in shapes)
-    return told >= len(common_steps(ranks)) * sum(gradients.taken[0][name].size for name in names)
+    # Compressed gradients, the greatest elements or factors of a low rank, are fewer elements than the gradients.
+    elements = sum(math.prod(map(int, shape)) for shape in shapes)
+    return elements > FEW * len(common_steps(ranks))
 
 
 def _written(names: set[str], ranks: Ranks, step: int) -> bool:

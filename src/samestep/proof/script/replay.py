@@ -20,6 +20,7 @@ from samestep.records.script import (
     TAKEN,
     UNCLIPPED,
     Finding,
+    MicroBatchRecord,
     Question,
     ReplayRecord,
     ScriptRecord,
@@ -30,7 +31,8 @@ from samestep.records.script import (
 FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
 COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
 NEAR = 1e-3
-EXPLAINED = 0.1  # of a difference: what a factor that explains it leaves
+LEFT_BY_FACTOR = 0.1  # of a difference: what a factor that explains it leaves
+BY_NUMBERS = 0.1  # of how far the ranks' shares are from even: how far from those of their numbers of rows
 SAME_LOSS = 1e-5  # relative
 ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
 OWN_ROWS = "rows_normalised_by_own_rank"
@@ -225,7 +227,7 @@ def _cause(
     size = next((size for size in sizes if any(abs(factor / by - 1) <= NEAR for by in (size, 1 / size))), sizes[0])
     left = norm(recorded - factor * replayed)
     # What is nearly one process's may differ in a part of it, which no factor explains.
-    if factor and left <= min(NEAR * norm(recorded), EXPLAINED * norm(recorded - replayed)):
+    if factor and left <= min(NEAR * norm(recorded), LEFT_BY_FACTOR * norm(recorded - replayed)):
         is_fraction, is_multiple = abs(factor * size - 1) <= NEAR, abs(factor / size - 1) <= NEAR
         if in_turn and is_fraction:
             return message("accumulation_not_divided_in_one_process", ranks=size)
@@ -234,8 +236,8 @@ def _cause(
         if is_multiple:
             return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
         return message("loss_is_scaled", factor=factor, told=None)
-    if shares := gradients.shares_in(of_one_process):
-        return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in shares])
+    if (weighed := gradients.shares_in(of_one_process)) and _are_of_numbers(ranks, step, *weighed):
+        return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in weighed[1]])
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
     counts = [len(rank.steps[step].micro_batches) for rank in ranks]
@@ -289,6 +291,27 @@ def _are_even(ranks: Ranks, step: int) -> bool:
     return (
         known and all(of_rank == counts[0] for of_rank in counts) and all(of_rank == weights[0] for of_rank in weights)
     )
+
+
+def _are_of_numbers(ranks: Ranks, step: int, micro_batch: int, shares: Sequence[float]) -> bool:
+    """Whether shares of the ranks are those of something that each has a number of: of rows, terms or targets. Those
+    of a root or a logarithm of a mean are not, though they are one together, too."""
+    even = 1 / len(shares)
+    near = BY_NUMBERS * max(abs(share - even) for share in shares)
+    batches = [rank.steps[step].micro_batches[micro_batch : micro_batch + 1] for rank in ranks]
+    numbers = [[_numbers(batch) for batch in of_rank] for of_rank in batches]
+    return any(
+        sum(counts) and all(abs(count / sum(counts) - share) <= near for count, share in zip(counts, shares))
+        for of_ranks in zip(*numbers)
+        for counts in zip(*of_ranks)
+    )
+
+
+def _numbers(batch: MicroBatchRecord) -> list[int]:
+    """Returns how many rows, terms and targets a micro-batch has, and by which whole numbers its loss is divided."""
+    divisors = [1 / factor for term in batch.losses for factor in term.factors if factor]
+    whole = [round(by) if math.isclose(by, round(by), rel_tol=1e-6) else 0 for by in divisors]
+    return [len(batch.rows), len(batch.losses), *(term.count for term in batch.losses), *whole]
 
 
 def replayed_rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: int) -> Finding:

@@ -35,9 +35,10 @@ class SliceRecord(Record):
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, Array]:
         """Returns a rank's arrays."""
-        arrays = super().arrays(name, rank)
+        read = super().arrays
+        arrays = read(name, rank)
         replica = next(replica for replica in self.replicas if rank in replica)
-        others = [super(SliceRecord, self).arrays(name, other) for other in replica if other != rank]
+        others = [read(name, other) for other in replica if other != rank]
         for key, array in arrays.items():
             taken = TAKEN.format(parameter_of(key))
             parts = [other[key] for other in others if key in other]

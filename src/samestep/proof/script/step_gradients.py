@@ -16,7 +16,8 @@ Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
 ROUNDING = 1e-7  # of the step's largest gradient: one below is rounding of zero, as of a bias before BatchNorm
 NEAR = 1e-3  # of weights that are told apart
-EXPLAINED = 0.02  # of a difference: what is left of it where other weights of the ranks explain it
+LEFT_BY_WEIGHTS = 0.02  # of a difference: what other weights of the ranks leave that explain it
+LEFT_BY_ROUNDING = 0.2  # of a difference: what coarse types may leave of it beside that
 SHARES = 1e-2  # how far from one together, or below zero, the ranks' weights in a mean may be found
 LEAST = 4  # values for each unknown: as many unknowns as values explain anything
 CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
@@ -193,10 +194,11 @@ class StepGradients:
                 unequal |= max(weights) - min(weights) > NEAR * max(weights)
         return unequal
 
-    def shares_in(self, wanted: Mapping[str, Array]) -> list[float] | None:
-        """Returns how much each rank's own gradient weighs in another one, where that is theirs, added up with other
-        weights than on the ranks, which are one together in each micro-batch, as the gradient of the mean over all
-        rows is of the ranks' means; None where that does not give it."""
+    def shares_in(self, wanted: Mapping[str, Array]) -> tuple[int, list[float]] | None:
+        """Returns a micro-batch, and how much each rank's own gradient of it weighs in another gradient, where that is
+        theirs, added up with other weights than on the ranks, which are one together in each micro-batch, as the
+        gradient of the mean over all rows is of the ranks' means; None where that does not give it. The micro-batch is
+        that whose weights are the farthest from even."""
         names = [name for name in self.names if name in wanted]
         parts = [[np.concatenate([of[name][m] for name in names]) for m in range(self._recorded)] for of in self.local]
         columns = np.stack([part for of_rank in parts for part in of_rank], axis=1) * self.factor
@@ -208,10 +210,13 @@ class StepGradients:
         rest, rounding = norm(target - columns @ weights), self.close * np.abs(columns).sum(1)
         of_ranks = weights.reshape(self.size, -1)
         together = np.abs(of_ranks.sum(0) / self.size - 1).max()
-        explained = rest <= max(EXPLAINED * norm(target - recorded), norm(rounding))
-        if not explained or together > SHARES or weights.min() < -SHARES:
+        difference = norm(target - recorded)
+        explained = rest <= max(LEFT_BY_WEIGHTS * difference, min(norm(rounding), LEFT_BY_ROUNDING * difference))
+        uneven = np.abs(of_ranks - of_ranks.mean(0)).max(0)
+        if not explained or together > SHARES or weights.min() < -SHARES or uneven.max() <= NEAR:
             return None
-        return [float(share) for share in of_ranks[:, 0] / of_ranks[:, 0].sum()]
+        number = int(uneven.argmax())
+        return number, [float(share) for share in of_ranks[:, number] / of_ranks[:, number].sum()]
 
     @property
     def _recorded(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from samestep.proof.script.edits import Draft, call_in, is_ranks, keyword
+from samestep.proof.script.edits import Draft, argument_of, call_in, is_ranks, keyword
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.sites import (
     OF_GRADIENTS,
@@ -267,28 +267,34 @@ def _clip(script: Script) -> ast.stmt | None:
 
 def divide_gradients_by_ranks(script: Script) -> None:
     """Divides gradients that are added up over the ranks by their number."""
-    statements = [*script.shared()]
-    calls = [call for statement in statements if (call := call_in(statement, "all_reduce")) and call.args]
-    groups = {script.edits.code(group.value) if (group := keyword(call, "group")) else "" for call in calls}
+    calls = [(statement, call) for statement in script.shared() if (call := call_in(statement, "all_reduce"))]
+    # What is added up to be printed is no gradient.
+    of_gradients = [
+        (statement, call, tensor)
+        for statement, call in calls
+        if (tensor := argument_of(call, "tensor", 0)) and script.source.is_of_gradients(tensor, statement)
+    ]
     # Along one of several axes they may rightly be added up.
-    if len(groups) != 1:
+    if len(of_gradients) != 1:
         return
-    statement = next(statement for statement in statements if call_in(statement, "all_reduce") is calls[0])
-    reduced = script.edits.code(calls[0].args[0])
-    if keyword(calls[0], "async_op"):
-        _divide_after_wait(script, reduced)
+    ((statement, call, tensor),) = of_gradients
+    group, is_async = argument_of(call, "group", 2), argument_of(call, "async_op", 3)
+    reduced = script.edits.code(tensor)
+    ranks = RANKS_NOW.replace("()", f"({script.edits.code(group) if group else ''})")
+    if is_async and ast.unparse(is_async) != "False":
+        _divide_after_wait(script, reduced, ranks)
     elif isinstance(statement, ast.Expr):
-        script.edits.insert_after(statement, f"{reduced} /= {RANKS_NOW.replace('()', f'({groups.pop()})')}")
+        script.edits.insert_after(statement, f"{reduced} /= {ranks}")
 
 
-def _divide_after_wait(script: Script, reduced: str) -> None:
+def _divide_after_wait(script: Script, reduced: str, ranks: str) -> None:
     for line in script.source.calls("wait"):
         statement = script.source.statement(line)
         loops = [script.source.loop_at(number) for number in script.source.loops(line)]
         if statement and loops and isinstance(loops[0], ast.For) and isinstance(statement, ast.Expr):
             names = {node.id for node in ast.walk(loops[0].target) if isinstance(node, ast.Name)}
             if reduced.partition(".")[0] in names and script.source.parent(statement) is loops[0]:
-                script.edits.insert_after(statement, f"{reduced} /= {RANKS_NOW}")
+                script.edits.insert_after(statement, f"{reduced} /= {ranks}")
                 return
 
 
