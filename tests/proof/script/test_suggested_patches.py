@@ -167,6 +167,7 @@ def patched(identity: str, text: str, **fields: Any) -> str:
         # What is printed is no gradient.
         ("gradients_summed_over_ranks", "dist.all_reduce(loss)\n", ""),
         ("gradients_summed_over_ranks", "size = sum(p.grad.norm() for p in ps)\ndist.all_reduce(size)\n", ""),
+        ("gradients_summed_over_ranks", "self.total = p.grad\ndist.all_reduce(self.loss)\n", ""),
         # Which of the two?
         ("gradients_summed_over_ranks", "dist.all_reduce(a.grad, group=x)\ndist.all_reduce(b.grad, group=x)\n", ""),
         ("gradients_never_cleared", LOOP.format("loss.backward()\n        optimizer.step()"), "optimizer.zero_grad()"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from samestep.proof.script.source import RANKS, Source, header_of
+from samestep.proof.script.source import DEPTH, RANKS, STATISTICS, Source, header_of
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,36 @@ def call_in(statement: ast.AST | None, name: str, line: int = 0) -> ast.Call | N
         if not line or node.lineno <= line <= (node.end_lineno or 0)
     ]
     return calls[0] if len(calls) == 1 else None
+
+
+def is_of_gradients(tensor: ast.expr, statement: ast.stmt, source: Source, depth: int = DEPTH) -> bool:
+    """Whether a tensor of a statement is a gradient, or made of gradients by assignments and by loops over them; no
+    number that they are reduced to, as their norm is."""
+    nodes = [*ast.walk(tensor)]
+    called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    if called & STATISTICS or depth < 0:
+        return False
+    if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in nodes):
+        return True
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    functions = (node for node in source.around(statement.lineno) if isinstance(node, ast.FunctionDef))
+    made: list[tuple[list[ast.expr], ast.expr]] = []
+    for node in ast.walk(next(functions, source.tree)):
+        if isinstance(node, ast.Assign):
+            made.append((node.targets, node.value))
+        elif isinstance(node, ast.For):
+            made.append(([node.target], node.iter))
+    return any(
+        is_of_gradients(value, statement, source, depth - 1)
+        for targets, value in made
+        if names & {name for target in targets for name in _set_in(target)}
+    )
+
+
+def _set_in(target: ast.expr) -> set[str]:
+    """Returns the names that a target sets; of an attribute it is none."""
+    names = (node for node in ast.walk(target) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
 
 def argument_of(call: ast.Call, name: str, place: int) -> ast.expr | None:

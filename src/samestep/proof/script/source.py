@@ -499,17 +499,6 @@ class Source:
         """Returns the lines in which `.grad` stands."""
         return self._lines_where(lambda node: isinstance(node, ast.Attribute) and node.attr == "grad")
 
-    def is_of_gradients(self, tensor: ast.expr, statement: ast.stmt, depth: int = DEPTH) -> bool:
-        """Whether a tensor of a statement is a gradient, or made of gradients by assignments and by loops over them."""
-        if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(tensor)):
-            return not _is_statistic(tensor)
-        names = _names_in(tensor)
-        loops = [loop for line in self.loops(statement.lineno) if isinstance(loop := self.loop_at(line), ast.For)]
-        made: list[tuple[ast.expr, ast.stmt]] = [(loop.iter, loop) for loop in loops if names & _names_in(loop.target)]
-        assignments = [node for node in self._assignments(names, statement) if isinstance(node, ast.Assign)]
-        made += [(node.value, node) for node in assignments if not _is_statistic(node.value)]
-        return depth > 0 and any(self.is_of_gradients(*by, depth - 1) for by in made)
-
     def groups(self) -> list[int]:
         """Returns the lines that choose among parameters, for an optimizer's groups."""
 
@@ -602,12 +591,6 @@ def _places(node: ast.Assign | ast.AugAssign) -> list[str]:
     names = [ast.unparse(target) for target in targets if isinstance(target, ast.Name | ast.Attribute)]
     numbers = (RANK, RANKS, WORKER)
     return [name for name in names if not any(number.fullmatch(name.rpartition(".")[2]) for number in numbers)]
-
-
-def _is_statistic(tree: ast.AST) -> bool:
-    """Whether an expression reduces tensors to numbers, as a norm does."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return any(ast.unparse(call.func).rpartition(".")[2] in STATISTICS for call in calls)
 
 
 def _is_gradient(node: ast.AST) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from samestep.proof.script.edits import Draft, argument_of, call_in, is_ranks, keyword
+from samestep.proof.script.edits import Draft, argument_of, call_in, is_of_gradients, is_ranks, keyword
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.sites import (
     OF_GRADIENTS,
@@ -272,7 +272,7 @@ def divide_gradients_by_ranks(script: Script) -> None:
     of_gradients = [
         (statement, call, tensor)
         for statement, call in calls
-        if (tensor := argument_of(call, "tensor", 0)) and script.source.is_of_gradients(tensor, statement)
+        if (tensor := argument_of(call, "tensor", 0)) and is_of_gradients(tensor, statement, script.source)
     ]
     # Along one of several axes they may rightly be added up.
     if len(of_gradients) != 1:
