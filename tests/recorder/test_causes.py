@@ -100,6 +100,14 @@ def test_a_deviation_of_weights_in_the_model_hides_no_mistake_of_the_loss(
 
 
 @pytest.mark.check
+def test_a_loss_that_each_rank_divides_by_its_own_value_is_no_mean_of_means(tmp_path: Path) -> None:
+    """The ranks have as many rows; nor is it a matter of what DDP gathers, though all losses are one."""
+    divided = f"{LOSS}\n            loss = loss / loss.detach()"
+    gradient = found(checked(changed(text_of("ddp"), (LOSS, divided)), tmp_path, "--steps", "3"), GRADIENT)
+    assert (gradient.answer, gradient.message.id) == ("differs", "loss_depends_on_ranks"), gradient
+
+
+@pytest.mark.check
 def test_a_penalty_on_the_weights_is_no_sum_over_rows(tmp_path: Path) -> None:
     """What differs is another term of the loss."""
     loss = f"F.cross_entropy(logits, targets) + 0.1 * logits.square().mean() / dist.get_world_size() + {PENALTY}"

@@ -143,7 +143,9 @@ def _gradients(
             cause = message("steps_come_apart")
             if not came_apart:
                 cause = _cause(ranks, step, gradients, replayed, sizes=sizes, in_turn=result.feed == "in turn")
-                cause = _of_contrast(ranks, one_process, step, cause) or cause
+                # Other weights of the ranks that give one process's gradient are no matter of gathers or negatives.
+                if not gradients.shares_in(replayed):
+                    cause = _of_contrast(ranks, one_process, step, cause) or cause
                 if cause.id == "later_gradients_apart" and by_optimizer:
                     cause = message("optimizer_adds_gradients_up")
             return differs(
