@@ -2,7 +2,7 @@
 
     python benchmarks/public_divided.py --checkouts FOLDER [--out FOLDER] [--only WORDS]
 
-FOLDER/OWNER+NAME/repo is a git repository that has the commit which a script is taken from. --out keeps the results of
+FOLDER/OWNER+NAME is a git repository that has the commit which a script is taken from. --out keeps the results of
 each run as a file of JSON, or the text where it has failed, and the table of them all.
 """
 
