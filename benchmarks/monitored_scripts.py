@@ -215,17 +215,16 @@ SCRIPTS = {
 @dataclass(frozen=True)
 class Fault:
     """code: the line that is inserted, at a step or where a row is read (of_row). begins, part: of the sentence that is
-    right. hangs: whether it must be told in time, with the planted line. long: whether it is seen only after a while,
-    grows: after a longer one. in_worker: whether the loader gets a worker. also: how other sentences begin, that are
-    true as well."""
+    right. hangs: whether it must be told in time, with the planted line. steps: that are trained, as some are seen
+    only after a while. in_worker: whether the loader gets a worker. also: how other sentences begin, that are true as
+    well."""
 
     code: str
     begins: str
     part: str = ""
     of_row: bool = False
     hangs: bool = False
-    long: bool = False
-    grows: bool = False
+    steps: int = 40
     in_worker: bool = False
     also: tuple[str, ...] = ()
 
@@ -237,7 +236,7 @@ MISMATCH = (
 WAITS = "rank 1 has not entered "
 SLOW, WAITS_FOR_DATA = "rank 1 is slow: ", "the training waits "
 OTHERS_USE = "the ranks wait "  # for processors: true on a machine that others use
-SLOWLY = 2600  # steps, in which memory grows: a look at much of it takes long, and the next one waits
+LONG, LONGER = 240, 2600  # steps; in the latter memory grows: a look at much of it takes long, and the next one waits
 LEFT = "rank 1 ended first, by itself"
 FAULTS = {
     "sleep": Fault("planted.now() and planted.time.sleep(10_000)", WAITS, "asleep", hangs=True),
@@ -260,18 +259,18 @@ FAULTS = {
         "rank 1 failed first: OutOfMemoryError: out of memory",
     ),
     "kill": Fault("planted.now() and planted.os.kill(planted.os.getpid(), 9)", "rank 1 ended first, after "),
-    "slow_compute": Fault("planted.spin()", SLOW, "it computes for ", long=True),
+    "slow_compute": Fault("planted.spin()", SLOW, "it computes for ", steps=LONG),
     "slow_data": Fault(
-        "planted.rank() == 1 and planted.time.sleep(planted.ROW_S)", SLOW, "for data, and", True, long=True
+        "planted.rank() == 1 and planted.time.sleep(planted.ROW_S)", SLOW, "for data, and", True, steps=LONG
     ),
-    "slow_communication": Fault("planted.hook({model})", SLOW, "found it at planted.py:", long=True),
-    "loader_bound": Fault("planted.time.sleep(planted.ROW_S)", "the training waits ", "num_workers=", True, long=True),
+    "slow_communication": Fault("planted.hook({model})", SLOW, "found it at planted.py:", steps=LONG),
+    "loader_bound": Fault("planted.time.sleep(planted.ROW_S)", "the training waits ", "num_workers=", True, steps=LONG),
     "leak": Fault(
         "planted.keep()",
         "the memory of rank 1's loader workers",
         "keeps something",
         True,
-        grows=True,
+        steps=LONGER,
         in_worker=True,
         also=(SLOW, WAITS_FOR_DATA, OTHERS_USE),
     ),
@@ -280,11 +279,11 @@ FAULTS = {
         "the memory of rank 1's loader workers",
         "Python objects",
         True,
-        grows=True,
+        steps=LONGER,
         in_worker=True,
         also=(SLOW, WAITS_FOR_DATA, OTHERS_USE),
     ),
-    "none": Fault("", "", long=True, also=(OTHERS_USE,)),
+    "none": Fault("", "", steps=LONG, also=(OTHERS_USE,)),
 }
 
 
@@ -347,7 +346,7 @@ def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial
     """Runs one training under the monitor to its end."""
     script, fault = SCRIPTS[script_name], FAULTS[name]
     at = random.Random(f"{script_name} {name} {number}").randint(4, 25)
-    steps = str(-(-(SLOWLY if fault.grows else 240 if fault.long else 40) // script.steps_of))
+    steps = str(-(-fault.steps // script.steps_of))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         line = plant(script, name, folder, repositories, steps)

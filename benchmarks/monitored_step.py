@@ -61,14 +61,11 @@ def beside(seconds: float) -> list[tuple[float, float]]:
         pulse = heartbeat.file_of(Path(folder) / "out" / "ranks", 0)
 
         def step_ms() -> float:
-            counts = []
-            for _ in range(2):
-                beat = heartbeat.read(pulse)
-                assert beat is not None
-                counts.append((beat.taken, time.monotonic()))
-                time.sleep(WINDOW_S if len(counts) == 1 else 0.0)
-            (first, began), (last, ended) = counts
-            return 1e3 * (ended - began) / (last - first)
+            began, first = time.monotonic(), heartbeat.read(pulse)
+            time.sleep(WINDOW_S)
+            ended, last = time.monotonic(), heartbeat.read(pulse)
+            assert first is not None and last is not None
+            return 1e3 * (ended - began) / (last.taken - first.taken)
 
         try:
             time.sleep(SETTLE_S)

@@ -175,7 +175,7 @@ class _Look:
     def now(cls, pid: int, pulse: Pulse) -> _Look:
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
         workers = [memory_of(worker) for worker in pulse.worker_pids if _is_child(worker, pid)]
-        own, resident = (sum(sizes) for sizes in zip((0, 0), *workers))
+        own, resident = sum(worker.own for worker in workers), sum(worker.resident for worker in workers)
         return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, memory_of(pid).own, own, resident)
 
 

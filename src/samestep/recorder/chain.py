@@ -210,13 +210,11 @@ class Chain:
 
         values: Any = calls[0].args[micro_batch]
         if self._traced:
-            values = StagesInterpreter(self._traced, draw).run_on(values, calls[0].kwargs[micro_batch])
-            values = tuple(values) if isinstance(values, tuple | list) else (values,)
-            return values[0] if len(values) == 1 else values
-        for stage, call in enumerate(calls):
-            draw(stage)
-            values = self.modules[stage](*values, **call.kwargs[micro_batch])
-            values = tuple(values) if isinstance(values, tuple | list) else (values,)
+            values = _as_tuple(StagesInterpreter(self._traced, draw).run_on(values, calls[0].kwargs[micro_batch]))
+        else:
+            for stage, call in enumerate(calls):
+                draw(stage)
+                values = _as_tuple(self.modules[stage](*values, **call.kwargs[micro_batch]))
         return values[0] if len(values) == 1 else values
 
     def _reduction(self, calls: int) -> tuple[Literal["mean", "sum"], float | None]:
@@ -284,6 +282,10 @@ class StagesInterpreter(fx.Interpreter):
         """Runs a stage."""
         self._before(self._numbers[target])
         return super().call_module(target, args, kwargs)
+
+
+def _as_tuple(returned: Any) -> tuple[Any, ...]:
+    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
 def _sees_whole_batch(stage: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import losses_of
+from samestep.proof.script.by_hand import SAME_LOSS, losses_of
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.replay import coarser_of
 from samestep.records.script import Finding, LossRecord, ScriptRecord
@@ -18,7 +18,6 @@ OF_A_MODULE = ("replica_gradient_apart", "replica_is_no_one_process", "later_gra
 
 # What the replay says of a gradient that is not one process's, where it knows no mistake.
 UNEXPLAINED = ("loss_depends_on_ranks", "mean_of_rank_means_or_a_term")
-SAME_LOSS = 1e-4  # relative, in float32
 
 
 def with_places(findings: Sequence[Finding], ranks: Ranks, one_process: ScriptRecord) -> list[Finding]:
