@@ -57,7 +57,7 @@ class KeyedRandom:
                 changed = {
                     name
                     for name, state in saved.items()
-                    if name in self.drawn or not _same_state(state, GENERATORS[name].state())
+                    if name in self.drawn or not same_state(state, GENERATORS[name].state())
                 }
                 for name in changed:
                     GENERATORS[name].restore(saved[name])
@@ -93,7 +93,8 @@ GENERATORS: Mapping[str, GlobalGenerator] = {
 }
 
 
-def _same_state(first: Any, second: Any) -> bool:
+def same_state(first: Any, second: Any) -> bool:
+    """Returns whether two states of one of these generators are the same."""
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first[1], np.ndarray):  # numpy's state: a name, the keys, and numbers

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce, wraps
+from operator import eq
 from types import FrameType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -29,7 +30,7 @@ from torch._C._distributed_c10d import HashStore, ReduceOp, Store, Work
 from torch.backends import cuda as attention
 from torch.backends import cudnn
 
-from samestep.data.loader import GENERATORS
+from samestep.data.loader import GENERATORS, same_state
 from samestep.errors import TrainingFailed
 from samestep.message import Message, message
 from samestep.rank.traffic import count_sent, count_threaded
@@ -42,17 +43,25 @@ THREAD = "samestep rank "  # and the rank: a thread's name
 
 
 class PerProcess(NamedTuple):
-    """What a process has once, and each rank needs for itself."""
+    """What a process has once, and each rank needs for itself. It is written where it is not the same: that takes time,
+    and torch may be told to let nobody set its flags."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool] = eq
 
 
-def _set_environment(variables: Mapping[str, str]) -> None:
-    before = os.environ.copy()
+def _environment() -> dict[bytes, bytes]:
+    # Its bytes: os.environ decodes each variable, which takes as long as a small operation.
+    variables: dict[bytes, bytes] = vars(os.environb)["_data"]
+    return variables.copy()
+
+
+def _set_environment(variables: Mapping[bytes, bytes]) -> None:
+    before = _environment()
     for name in before.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in variables.items() if before.get(name) != value})
+        del os.environb[name]
+    os.environb.update({name: value for name, value in variables.items() if before.get(name) != value})
 
 
 def _set_streams(streams: tuple[Any, Any]) -> None:
@@ -60,13 +69,8 @@ def _set_streams(streams: tuple[Any, Any]) -> None:
 
 
 def _flag(owner: Any, name: str) -> PerProcess:
-    """A flag that is an attribute. It is set where it changes: torch may be told to let nobody set its flags."""
-
-    def write(value: Any) -> None:
-        if getattr(owner, name) != value:
-            setattr(owner, name, value)
-
-    return PerProcess(partial(getattr, owner, name), write)
+    """A flag that is an attribute."""
+    return PerProcess(partial(getattr, owner, name), partial(setattr, owner, name))
 
 
 def _gpu_states() -> list[Tensor]:
@@ -77,6 +81,10 @@ def _gpu_states() -> list[Tensor]:
 def _set_gpu_states(states: Sequence[Tensor]) -> None:
     for gpu, state in zip(torch.cuda.default_generators, states):
         gpu.set_state(state)
+
+
+def _same_gpu_states(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 DTENSOR_RANDOM = "torch.distributed.tensor._random"  # of its tracker the first use is a collective
@@ -92,8 +100,8 @@ def _set_tracker(tracker: Any) -> None:
 
 
 PER_PROCESS = (
-    *(PerProcess(generator.state, generator.restore) for generator in GENERATORS.values()),
-    PerProcess(_gpu_states, _set_gpu_states),
+    *(PerProcess(generator.state, generator.restore, same_state) for generator in GENERATORS.values()),
+    PerProcess(_gpu_states, _set_gpu_states, _same_gpu_states),
     PerProcess(_tracker, _set_tracker),
     PerProcess(torch.get_default_dtype, torch.set_default_dtype),
     PerProcess(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -105,10 +113,15 @@ PER_PROCESS = (
     _flag(cudnn, "benchmark"),
     _flag(cudnn, "deterministic"),
     PerProcess(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    PerProcess(lambda: dict(os.environ), _set_environment),
+    PerProcess(_environment, _set_environment),
     PerProcess(lambda: (sys.stdout, sys.stderr), _set_streams),
     PerProcess(lambda: {**vars(heartbeat)}, vars(heartbeat).update),
 )
+
+
+def _read() -> list[Any]:
+    """Returns what each rank needs for itself, as the process has it now."""
+    return [part.read() for part in PER_PROCESS]
 
 
 class Wait(NamedTuple):
@@ -175,7 +188,7 @@ class Turns:
         self.threads: list[threading.Thread] = []
         self._may_run = [threading.Semaphore(0) for _ in range(size)]
         self._waits = {rank: Wait(lambda: True, "") for rank in range(size)}
-        self._at_start = [part.read() for part in PER_PROCESS]
+        self._at_start = self._found = _read()
         self._states = {rank: self._at_start for rank in range(size)}
         self._deadlock: Message | None = None
         self._over = threading.Event()
@@ -209,6 +222,7 @@ class Turns:
             with torch.autograd.set_multithreading_enabled(False):  # for this thread alone
                 self._code = rank_main()
         finally:
+            self._found = _read()
             if self._code:
                 self._over.set()  # no other rank runs again
             else:
@@ -220,7 +234,7 @@ class Turns:
             return
         rank = self.running
         self._waits[rank] = Wait(is_over, collective)
-        self._states[rank] = [part.read() for part in PER_PROCESS]
+        self._states[rank] = self._found = _read()
         self._next()
         self._take_turn(rank)
         if self._deadlock:
@@ -255,21 +269,22 @@ class Turns:
         self.running = rank
         self._become(self._states.pop(rank))
 
-    def _become(self, state: list[Any]) -> None:
-        for part, value in zip(PER_PROCESS, state):
-            part.write(value)
+    def _become(self, state: Sequence[Any]) -> None:
+        """Gives the process a rank's state. `_found` is what it has: that of the rank that ran before."""
+        for part, value, found in zip(PER_PROCESS, state, self._found):
+            if not part.same(found, value):
+                part.write(value)
 
     def _next(self) -> None:
         """Gives the turn to the next rank that can run."""
-        in_turn = [(self.running + further) % self.size for further in range(1, self.size + 1)]
-        waiting = [rank for rank in in_turn if rank in self._waits]
-        if not waiting:
+        if not self._waits:
             self._over.set()
             return
-        able = next((rank for rank in waiting if self._waits[rank].is_over()), None)
+        in_turn = ((self.running + further) % self.size for further in range(1, self.size + 1))
+        able = next((rank for rank in in_turn if rank in self._waits and self._waits[rank].is_over()), None)
         if able is None:
             self._deadlock = self._why_stuck()
-        self._may_run[min(waiting) if able is None else able].release()
+        self._may_run[min(self._waits) if able is None else able].release()
 
     def _why_stuck(self) -> Message:
         """Returns in which collectives the ranks wait for each other, and which have ended."""
