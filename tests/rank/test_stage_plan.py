@@ -16,6 +16,7 @@ from command import TESTS
 from mutations.jobs import deep, heads
 from samestep import Job, Recipe
 from samestep.errors import UserError
+from samestep.rank.absent_modules import Outputs
 from samestep.rank.plan_trial import laid_out, memory_order
 from samestep.rank.stage_forward import StageForward, StageOutput, sizes_at
 from samestep.rank.stage_plan import balanced, check_micro_batches, ranks_of_stages, stage_plan
@@ -259,7 +260,7 @@ def test_a_choice_that_the_trial_did_not_meet_names_the_stage_and_the_module(
     if said:
         assert raised.value.message.id == said and raised.value.message.fields["module"] == module
         with pytest.raises(UserError) as raised:
-            sizes_at(lambda: model(x), model, {"blocks.2": (0,)}, "cpu")
+            sizes_at(lambda: model(x), model, {"blocks.2": (0,)}, "cpu", Outputs())
         assert raised.value.message.id == said
 
 

@@ -23,16 +23,22 @@ META = torch.device("meta")
 PLAIN = (bool, int, float, str, type(None))
 LEAVES = (Tensor, *PLAIN)  # of which a tuple is as flat as it can be
 CONTAINERS = (list, tuple, set, frozenset)
+# Attributes of a module that its call reads, and its forward does not: the forward as remembered() has replaced it,
+# and hooks, which run around it.
+OF_CALLS = {"forward", *(name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_")))}
 MOST_OBJECTS = 10_000  # where a model sets new ones at each call, nothing is remembered in the end
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What modules have returned: call -> it; None: may depend on more. kinds: what the attributes of a module hold ->
-    a number, by which the calls have them: calls are compared often, and attributes are many."""
+    """What modules have returned: call -> it; None: may depend on more. kinds: the class of a module and what its
+    attributes hold -> a number, by which the calls have them: calls are compared often, and attributes are many. So a
+    model's blocks, which are alike, are computed once. objects: those of attributes, alive, so that no other gets the
+    number of one."""
 
     of_calls: dict[tuple[Any, ...], tuple[list[Any], TreeSpec] | None] = field(default_factory=dict)
     kinds: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    objects: list[dict[int, Any]] = field(default_factory=list)
 
 
 class AbsentModules:
@@ -40,37 +46,36 @@ class AbsentModules:
 
     A module is computed again where what it returns may depend on values: where it is given a tensor that has some, or
     has one as an attribute; and where it returns anything but absent tensors, or sets or fills an attribute. But for
-    `reached`, and the modules that contain it. outputs: what is remembered, by the names of the modules.
+    `reached`, and the modules that contain it or one of `cuts`. outputs: what is remembered.
     """
 
-    def __init__(self, model: nn.Module, reached: str, outputs: Outputs) -> None:
-        names: dict[nn.Module, str] = {}
-        for name, module in _outermost(model, model.get_submodule(reached))[1]:
-            names.setdefault(module, name)  # one that several others contain has the first of its names
-        self._modules = {name: module for module, name in names.items()}
+    def __init__(
+        self, model: nn.Module, outputs: Outputs, *, reached: nn.Module | None = None, cuts: Collection[nn.Module] = ()
+    ) -> None:
         self._outputs = outputs
         self._forwards = {
-            name: partial(self._call, name, module, module.forward)
-            for name, module in self._modules.items()
+            module: partial(self._call, module, module.forward)
+            for module in _outermost(model, reached, cuts)[1]
             if "forward" not in vars(module)
         }
-        self._objects: dict[int, Any] = {}  # those of attributes: alive, so that no other gets the number of one
+        self._objects: dict[int, Any] = {}
+        outputs.objects.append(self._objects)
         self._known: dict[nn.Module, Attributes] = {}  # of a module that has not changed since
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """Lets these modules return what is remembered of a call with such arguments, while the block runs."""
-        for name, forward in self._forwards.items():
-            vars(self._modules[name])["forward"] = forward
+        for module, forward in self._forwards.items():
+            vars(module)["forward"] = forward
         try:
             yield
         finally:
-            for name in self._forwards:
-                del vars(self._modules[name])["forward"]
+            for module in self._forwards:
+                del vars(module)["forward"]
 
-    def _call(self, name: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with DisableTorchFunction():
-            key = self._key(name, module, args, kwargs)
+            key = self._key(module, args, kwargs)
             known = self._outputs.of_calls.get(key) if key else None
             if known is not None:
                 # New tensors: each stands for another one that a stage receives.
@@ -82,11 +87,11 @@ class AbsentModules:
             with DisableTorchFunction():
                 outputs, structure = tree_flatten(returned)
                 repeats = all(_is_absent(leaf) or leaf is None for leaf in outputs)
-                repeats = repeats and self._attributes(module) == key[1]
+                repeats = repeats and self._attributes(module) == key[0]
                 self._outputs.of_calls[key] = (outputs, structure) if repeats else None
         return returned
 
-    def _key(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    def _key(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
         """Returns what a call is like; None where what the module returns may depend on more."""
         leaves: Sequence[Any] = args
         structure = ""
@@ -96,11 +101,11 @@ class AbsentModules:
         kinds, attributes = [_kind(leaf) for leaf in leaves], self._attributes(module)
         if attributes is None or not all(kinds):
             return None
-        return (name, attributes, torch.is_grad_enabled(), structure, *kinds)
+        return (attributes, torch.is_grad_enabled(), structure, *kinds)
 
     def _attributes(self, module: nn.Module) -> int | None:
-        """Returns the number of what the attributes of a module, and of those in it, hold; None where one is a tensor
-        with values."""
+        """Returns the number of a module's class and of what its attributes, and those of the modules in it, hold; None
+        where one is a tensor with values."""
         if (known := self._known.get(module)) and known.are_unchanged():
             return known.kind
         described, kinds = self._described(module), self._outputs.kinds
@@ -109,10 +114,12 @@ class AbsentModules:
         return kind
 
     def _described(self, module: nn.Module) -> tuple[Any, ...] | None:
+        inside = {id(inner): number for number, inner in enumerate(module.modules())}
         found: list[Any] = []
         for inner in module.modules():
+            found.append(type(inner))
             for name, value in vars(inner).items():
-                if name == "forward":  # as remembered() has replaced it
+                if inner is module and name in OF_CALLS:
                     continue
                 found.append(name)
                 if isinstance(value, PLAIN):
@@ -120,9 +127,10 @@ class AbsentModules:
                     continue
                 if not isinstance(value, (dict, *CONTAINERS)):
                     value = (value,)
-                for item in value.values() if isinstance(value, dict) else value:
-                    kind = _kind(item) or self._number(item)
-                    if not kind:
+                for item in (*value, *value.values()) if isinstance(value, dict) else value:
+                    # Of a module inside its place, and its attributes come in turn.
+                    kind = inside.get(id(item)) if isinstance(item, nn.Module) else _kind(item)
+                    if kind is None and (kind := self._number(item)) is None:
                         return None
                     found.append(kind)
         return tuple(found)
@@ -131,10 +139,8 @@ class AbsentModules:
         """Returns what tells an object from others; None for a tensor with values, and where there are too many."""
         if isinstance(item, Tensor) or len(self._objects) > MOST_OBJECTS:
             return None
-        if isinstance(item, nn.Module):
-            return type(item)
         self._objects[id(item)] = item
-        return id(item)
+        return (id(item),)
 
 
 @dataclass(frozen=True)
@@ -167,14 +173,14 @@ class Attributes:
 
 
 def _outermost(
-    module: nn.Module, reached: nn.Module, name: str = ""
-) -> tuple[bool | None, list[tuple[str, nn.Module]]]:
+    module: nn.Module, reached: nn.Module | None, cuts: Collection[nn.Module]
+) -> tuple[bool | None, list[nn.Module]]:
     """Returns whether a module has parameters that are all absent, None where it has none, and False where `reached`
-    is in it; and the outermost modules of which this is so, with their names."""
+    or one of `cuts` is in it; and the outermost modules of which this is so."""
     all_absent = {parameter.is_meta for parameter in module._parameters.values() if parameter is not None}
-    found: list[tuple[str, nn.Module]] = []
-    for inner_name, inner in module.named_children():
-        inner_absent, inner_found = _outermost(inner, reached, f"{name}.{inner_name}" if name else inner_name)
+    found: list[nn.Module] = []
+    for inner in module.children():
+        inner_absent, inner_found = _outermost(inner, reached, cuts)
         found += inner_found
         if inner_absent is not None:
             all_absent.add(inner_absent)
@@ -182,7 +188,7 @@ def _outermost(
         return False, []
     if all_absent != {True}:
         return (False if all_absent else None), found
-    return True, [(name, module)]
+    return module not in cuts, [module]
 
 
 def _kind(leaf: Any) -> tuple[Any, ...] | None:

@@ -224,7 +224,8 @@ class Pipeline:
             leaves = {cut.module: cut.leaves for cut in cuts}
             batch = fresh(batch) if self.divided.plan.changes_rows else batch
             if shapes not in self._shapes.sent:
-                self._shapes.sent[shapes] = sizes_at(partial(self._output, model, batch), model, leaves, self.device)
+                output = partial(self._output, model, batch)
+                self._shapes.sent[shapes] = sizes_at(output, model, leaves, self.device, self._shapes.outputs)
             found = self._shapes.sent[shapes]
             sizes = [[(shape.numel(), dtype) for shape, dtype in tensors] for tensors in found]
             self._sizes = [[max(pair) for pair in zip(*cut)] for cut in zip(self._sizes, sizes)] or sizes

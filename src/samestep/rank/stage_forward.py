@@ -153,7 +153,7 @@ class StageForward:
                 stack.callback(first.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
                 stack.callback(first.register_forward_hook(leave).remove)
                 # Before the mode, which would see each parameter that is looked at.
-                self._before = self._before or AbsentModules(self.model, self.begins, self._outputs)
+                self._before = self._before or AbsentModules(self.model, self._outputs, reached=first)
                 stack.enter_context(unchecked)
                 stack.enter_context(absent)
                 stack.enter_context(self._before.remembered())
@@ -195,10 +195,10 @@ def needs_values(error: BaseException) -> bool:
 
 
 def sizes_at(
-    forward: Callable[[], Any], model: nn.Module, cuts: Mapping[str, Sequence[int]], device: str
+    forward: Callable[[], Any], model: nn.Module, cuts: Mapping[str, Sequence[int]], device: str, outputs: Outputs
 ) -> list[list[tuple[torch.Size, torch.dtype]]]:
     """Returns the shape and dtype of each tensor that is sent. cuts: the first module of a stage -> the leaves of its
-    arguments that the stage before sends.
+    arguments that the stage before sends. outputs: what modules have returned, in other passes of such a model.
 
     Computes no values: all parameters are absent meanwhile. Raises Refused as StageForward does.
     """
@@ -212,11 +212,12 @@ def sizes_at(
         if len(sizes) == len(cuts):
             raise StageOutput(leaves)
 
+    first_modules = {name: model.get_submodule(name) for name in cuts}
     with ExitStack() as stack:
-        for name in cuts:
-            module = model.get_submodule(name)
+        for name, module in first_modules.items():
             stack.callback(module.register_forward_pre_hook(partial(note, name), prepend=True, with_kwargs=True).remove)
         stack.enter_context(without(absent_tensors(model, lambda tensor: False)))
+        stack.enter_context(AbsentModules(model, outputs, cuts={*first_modules.values()}).remembered())
         stack.enter_context(AbsentTensors(device))
         stack.enter_context(torch.no_grad())
         try:

@@ -355,7 +355,7 @@ class Trial:
             self._check(begins, loss, models, joints)
             # Where shapes depend on values, a rank that receives them does not know them.
             leaves = {cut.module: cut.leaves for cut in cuts}
-            sizes_at(partial(self._loss, self.model), self.model, leaves, self.device)
+            sizes_at(partial(self._loss, self.model), self.model, leaves, self.device, outputs)
         except UserError:
             raise
         except Exception as error:
