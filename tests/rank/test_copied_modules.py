@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.rank.copied_modules import copied_module
+from samestep.rank.copied_modules import Unchanged, copied_module
 
 
 class Shares(nn.Module):
@@ -81,3 +81,45 @@ def test_a_container_that_modules_share_is_shared_by_the_copies() -> None:
 def test_a_copy_takes_what_the_memo_has() -> None:
     model, absent = nn.Linear(2, 2), nn.Parameter(torch.empty(2, 2, device="meta"))
     assert copied_module(model, {id(model.weight): absent}).weight is absent
+
+
+class Leaving(nn.Module):
+    """Leaves something in itself when `leave` does."""
+
+    def __init__(self, leave: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.layer, self.norm, self.leave = nn.Linear(2, 2), nn.BatchNorm1d(2), leave
+        self.number, self.kept, self.cache = 1000, list[Any](), dict[str, Any]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.leave(self)
+        y: Tensor = self.layer(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("leave", "unchanged"),
+    [
+        (lambda module: None, True),
+        (lambda module: module.layer.register_forward_hook(print).remove(), True),
+        (lambda module: setattr(module, "number", module.number + 1), False),
+        (lambda module: setattr(module, "seen", None), False),
+        (lambda module: module.kept.append(1), False),
+        (lambda module: module.cache.update(a=1), False),
+        (lambda module: module.norm(torch.ones(2, 2)), False),
+        (lambda module: module.layer.weight.data.mul_(2), True),  # as no forward pass should
+        (lambda module: setattr(module.layer, "scale", 2), False),
+    ],
+)
+def test_what_a_call_leaves_in_a_module_is_told(leave: Callable[[Any], object], unchanged: bool) -> None:
+    module = Leaving(leave)
+    at_first = Unchanged(module)
+    module(torch.ones(1, 2))
+    assert at_first.is_so() == unchanged
+
+
+@pytest.mark.parametrize("kept", [object(), [1], (nn.Linear(1, 1),)])
+def test_of_objects_that_may_change_unseen_nothing_is_told(kept: Any) -> None:
+    module = Leaving(lambda module: None)
+    module.kept.append(kept)
+    assert not Unchanged(module).is_so()

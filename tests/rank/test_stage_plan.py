@@ -88,6 +88,15 @@ def skipping(model: Any, x: Tensor) -> Tensor:
     return model.last(x + first)  # type: ignore[no-any-return]
 
 
+def keeping(model: Any, x: Tensor) -> Tensor:
+    """What the first layer returned at the first call is needed again at the end: a rank does not have another's."""
+    x = model.first(x)
+    model.kept = getattr(model, "kept", x.detach())
+    for block in model.blocks:
+        x = block(x)
+    return model.last(x + model.kept)  # type: ignore[no-any-return]
+
+
 def repeated(model: Any, x: Tensor) -> Tensor:
     for _ in range(2):
         x = model.blocks[1](model.blocks[0](x))
@@ -219,6 +228,7 @@ def test_modules_that_are_named_begin_stages() -> None:
         (lambda model, x: plain(model, x, dropped), None, 2, "more_stages_than_blocks"),
         (lambda model, x: plain(model, x, dropped), {"blocks.2": "stage"}, 2, "stage_begins_at_a_module_called_often"),
         (skipping, None, 2, "stage_does_not_run_alone"),
+        (keeping, None, 2, "stage_does_not_run_alone"),
         (deciding, None, 2, "stage_does_not_run_alone"),
     ],
 )

@@ -28,10 +28,10 @@ from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
-from samestep.rank.copied_modules import copied_module
+from samestep.rank.copied_modules import Unchanged, copied_module
 from samestep.rank.job_errors import error_line, raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
-from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at
+from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at, without
 from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
 
@@ -324,26 +324,26 @@ class Trial:
 
     def _cuts(self, begins: Sequence[str], holders: Mapping[str, tuple[int, ...]]) -> tuple[Cut, ...]:
         generator = default_generator(self.device)
-        cuts, models, joints = list[Cut](), list[nn.Module](), list[tuple[Any, dict[int, Tensor]]]()
+        cuts, models, joints = list[Cut](), _StageModels(self._copy), list[tuple[Any, dict[int, Tensor]]]()
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
         outputs = Outputs()
         for stage, (first, last) in enumerate(zip((None, *begins), (*begins, None))):
-            model = self._copy({name for name, stages in holders.items() if stage in stages})
+            model, absent = models.next({name for name, stages in holders.items() if stage in stages})
             received: dict[int, Tensor] = {}
             receive = partial(_receive, sent, received, generator, generator.get_state())
             generator.manual_seed(SEED)
             before, sent = sent, ()
             try:
                 forward = StageForward(model, stage, first, last, device=self.device, outputs=outputs)
-                loss = forward.run(partial(self._loss, model), receive)
+                with without(absent):
+                    loss = forward.run(partial(self._loss, model), receive)
             except StageOutput as output:
                 sent = output.leaves
             except UserError:
                 raise
             except Exception as error:
                 raise Refused(_why(stage, first, error)) from error
-            models.append(model)
             if first:
                 needs_grad = tuple(tensor.requires_grad for tensor in received.values())
                 orders = tuple(tuple(memory_order(tensor)) for tensor in received.values())
@@ -352,7 +352,7 @@ class Trial:
         if loss is None or loss.is_meta:
             raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=None, what="loss"))
         try:
-            self._check(begins, loss, models, joints)
+            self._check(begins, loss, models.all, joints)
             # Where shapes depend on values, a rank that receives them does not know them.
             leaves = {cut.module: cut.leaves for cut in cuts}
             sizes_at(partial(self._loss, self.model), self.model, leaves, self.device, outputs)
@@ -383,6 +383,29 @@ class Trial:
             total = torch.stack(gradients).sum(0) if gradients else None
             if (total is None) != (parameter.grad is None) or not _close(parameter.grad, total, rounding):
                 raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=name, what=None))
+
+
+class _StageModels:
+    """The models in which the stages of a trial run. They are one, until a pass leaves something in it, which is not
+    there on another rank: then each of the stages after it has its own. copy: as of Trial._copy()."""
+
+    def __init__(self, copy: Callable[..., nn.Module]) -> None:
+        self._copy, self._shared = copy, copy()
+        self._unchanged, self._is_shared = Unchanged(self._shared), True
+        names = {id(tensor): name for name, tensor in tensors_of(self._shared)}
+        self._absent = [
+            (names[id(place[0][place[1]])], place) for place in absent_tensors(self._shared, lambda _: False)
+        ]
+        self.all = [self._shared]
+
+    def next(self, held: Collection[str]) -> tuple[nn.Module, list[Absent]]:
+        """Returns the model of the next stage, and what is absent in it while the stage runs. held: names of the
+        parameters and buffers that the stage has."""
+        self._is_shared = self._is_shared and self._unchanged.is_so()
+        if self._is_shared:
+            return self._shared, [place for name, place in self._absent if name not in held]
+        self.all.append(self._copy(held))
+        return self.all[-1], []
 
 
 class _Uses(TakenTensors):
