@@ -104,7 +104,8 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
         for name, tensor in state.items():
             if isinstance(tensor, Tensor) and name in owners:
                 if tensor.is_meta:
-                    whole = torch.empty_like(tensor, device=device)
+                    # Not empty_like(), which torch computes in Python for a tensor on `meta`.
+                    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 else:  # a shard is gathered by the ranks that have the others
                     held: Any = tensor
                     whole = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
