@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type))
+PLAIN: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type))
 CONTAINERS = frozenset((dict, OrderedDict, list, set))
 # Attributes of these classes are replaced, not changed. A copy has the same functions.
-FIXED = (*PLAIN, FunctionType, BuiltinFunctionType, torch.dtype, torch.device, torch.Size)
+FIXED: tuple[type, ...] = (*PLAIN, FunctionType, BuiltinFunctionType, torch.dtype, torch.device, torch.Size)
 USUAL = {name: getattr(nn.Module, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")}
 COPIES_ITSELF = ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__", "__slots__")
 
