@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -122,8 +123,9 @@ class RankMeter:
             memory=memory.memory,
             workers_first_memory=first_memory.workers,
             workers_memory=memory.workers,
-            workers_first_resident=first_memory.workers_resident,
-            workers_resident=memory.workers_resident,
+            worker_first_resident=first_memory.worker_resident,
+            worker_resident=memory.worker_resident,
+            worker_processes=memory.worker_processes,
         )
 
     def _memories(self, rank: int, now: _Look) -> tuple[_Look, _Look]:
@@ -160,7 +162,8 @@ class RankMeter:
 @dataclass(frozen=True)
 class _Look:
     """A rank at one moment. cpu_s: of the thread that trains; queue_s: that it has waited for a processor. memory,
-    workers: bytes of the rank's own, and of its loader workers'; workers_resident: the sum of these resident sets."""
+    workers: bytes of the rank's own, and of its loader workers', of which there are worker_processes; worker_resident:
+    the mean of their resident sets."""
 
     pid: int
     at: float
@@ -169,14 +172,16 @@ class _Look:
     queue_s: float
     memory: int
     workers: int
-    workers_resident: int = 0
+    worker_processes: int = 0
+    worker_resident: float = 0.0
 
     @classmethod
     def now(cls, pid: int, pulse: Pulse) -> _Look:
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
         workers = [memory_of(worker) for worker in pulse.worker_pids if _is_child(worker, pid)]
-        own, resident = sum(worker.own for worker in workers), sum(worker.resident for worker in workers)
-        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, memory_of(pid).own, own, resident)
+        own = sum(worker.own for worker in workers)
+        resident = statistics.fmean(worker.resident for worker in workers) if workers else 0.0
+        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, memory_of(pid).own, own, len(workers), resident)
 
 
 def _is_child(pid: int, parent: int) -> bool:

@@ -146,7 +146,8 @@ class RankUse:
     for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
     fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
     page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first
-    look. workers_resident, workers_first_resident: the resident sets of the workers then, in all. line: of the
+    look. worker_resident, worker_first_resident: the mean of the workers' resident sets then. worker_processes: how
+    many there were at the latest look. line: of the
     user's code, at which most more of some looks at its stack found it than of those at a rank that is not late;
     '': there were none. looks_at_line, others_at_line: how many of both.
     """
@@ -172,8 +173,9 @@ class RankUse:
     looks_at_line: int = 0
     others_at_line: int = 0
     first_loading_s: float = 0.0
-    workers_first_resident: int = 0
-    workers_resident: int = 0
+    worker_first_resident: float = 0.0
+    worker_resident: float = 0.0
+    worker_processes: int = 0
 
 
 @dataclass(frozen=True)

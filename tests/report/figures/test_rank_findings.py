@@ -26,8 +26,9 @@ HEALTHY = RankUse(
     memory=1 << 30,
     workers_first_memory=1 << 28,
     workers_memory=1 << 28,
-    workers_first_resident=1 << 29,
-    workers_resident=1 << 29,
+    worker_first_resident=1 << 28,
+    worker_resident=1 << 28,
+    worker_processes=2,
 )
 LATE = {"rank": 1, "late_share": 0.5}
 
@@ -50,8 +51,10 @@ def said(first: RankUse, second: RankUse, cores: float = 16) -> list[tuple[str, 
         ({**LATE, "compute_s": 32.0, "queue_s": 60.0}, [("rank_is_slow", "slow_by_one_of_several")]),
         ({**LATE, "compute_s": 23.0, "queue_s": 2.0}, [("rank_is_slow", "slow_by_computing")]),
         ({"memory": 2 << 30}, [("memory_of_rank_grows", "")]),
-        ({"workers_memory": 1 << 30, "workers_resident": 5 << 28}, [("memory_of_workers_grows", "")]),
+        ({"workers_memory": 1 << 30, "worker_resident": 5 << 27}, [("memory_of_workers_grows", "")]),
         ({"workers_memory": 1 << 30}, [("workers_copy_the_dataset", "")]),
+        # As one for training and one for evaluation.
+        ({"workers_memory": 1 << 30, "worker_processes": 4}, [("workers_copy_the_dataset", "")]),
         ({"workers_memory": 5 << 28, "memory": 3 << 29}, [("workers_copy_the_dataset", "")]),
         # More loader workers than before share the same pages; none are left after an epoch.
         ({"workers_memory": 1 << 30, "memory": 1 << 28}, []),
@@ -85,7 +88,8 @@ def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     in_turn = replace(HEALTHY, late_share=0.4, compute_s=5.0)
     assert said(in_turn, replace(in_turn, rank=1, late_share=0.5)) == []
     starved = replace(HEALTHY, queue_s=9.0, compute_s=5.0)
-    for share, says in ((0.02, "ranks_wait_for_processors"), (0.4, "ranks_wait_for_processors"), (0.6, "rank_is_slow")):
+    waits = "ranks_wait_for_processors"
+    for share, says in ((0.02, waits), (0.6, waits), (0.95, "rank_is_slow")):
         assert [id for id, _ in said(starved, replace(starved, rank=1, late_share=share))] == [says]
     slow = replace(starved, rank=1, late_share=0.5, loading_s=6.0)
     assert said(starved, slow) == [("rank_is_slow", "slow_by_loading")]

@@ -17,6 +17,7 @@ WHY_SHARE = 0.5  # of that time, which differences must explain
 RIVAL_SHARE = 0.5  # of the greatest difference: another one may be the reason as well
 CHANCE = 2.0  # standard deviations, of equal shares, by which more looks find a late rank at a line than another one
 QUEUE_SHARE = 0.2  # of the time, waiting for a processor
+UNSEEN_QUEUE = 2  # times that, which the others wait for a rank that is slow for no reason that is measured
 LOADER_SHARE = 0.2  # of the time, waiting for data on all ranks
 COMMUNICATION_SHARE = 0.5  # of the time, neither loading nor computing on any rank
 GROWTH, GROWTH_BYTES = 1.5, 256 << 20  # times, and bytes, by which memory grows after the first steps
@@ -28,8 +29,9 @@ def findings(ranks: Sequence[RankUse], cores: float, *, on_gpus: bool = False) -
     judged = _judged(ranks)
     if judged:
         late, queue_share = _late(judged), statistics.mean(rank.queue_s / rank.seconds for rank in judged)
-        # Where all wait for processors for longer than for that rank, it is chance which of them comes last.
-        if late and ((late.late_share or 0.0) > queue_share or unexplained(ranks) is None):
+        # Where all wait for processors, it may be chance which of them comes last: its other threads, as those that
+        # communicate, wait as well, and only the one that trains is measured.
+        if late and ((late.late_share or 0.0) > UNSEEN_QUEUE * queue_share or unexplained(ranks) is None):
             yield _slow(late, [rank for rank in judged if rank is not late])
         elif queue_share >= QUEUE_SHARE:
             yield message("ranks_wait_for_processors", share=queue_share)
@@ -162,8 +164,8 @@ def _growth(rank: RankUse) -> Iterator[Message]:
     own, workers = rank.memory - rank.first_memory, rank.workers_memory - rank.workers_first_memory
     if own + workers < GROWN_SHARE * max(own, workers):
         return
-    # A page that a worker copies was in its resident set before.
-    copied = rank.workers_resident - rank.workers_first_resident < workers / 2
+    # A page that a worker copies was in its resident set before. More workers have no more each.
+    copied = (rank.worker_resident - rank.worker_first_resident) * rank.worker_processes < workers / 2
     if _grows(rank.workers_first_memory, rank.workers_memory):
         first, now = size(rank.workers_first_memory), size(rank.workers_memory)
         id = "workers_copy_the_dataset" if copied else "memory_of_workers_grows"
