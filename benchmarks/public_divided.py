@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from recorder.public import checked, edited, plays, server, taken
 from recorder.public_scripts.case import Case, Edit, Plant
 from recorder.public_scripts.divided import DIVIDED
-from samestep.records.script import CheckResults
+from samestep.records.findings import CheckResults
 
 
 def row_of(case: Case, name: str, results: CheckResults | str, seconds: float) -> dict[str, object]:

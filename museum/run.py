@@ -35,8 +35,8 @@ from museum.exhibit import PINS, Exhibit, exhibits, pins_folder  # noqa: E402 - 
 from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
+from samestep.records.findings import CheckResults, DiffResults, question_of  # noqa: E402
 from samestep.records.results import CompareResults  # noqa: E402
-from samestep.records.script import CheckResults, DiffResults, question_of  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-27"
 CAUGHT = ("differs", "warning")

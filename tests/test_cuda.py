@@ -26,7 +26,7 @@ from samestep.engines.pipeline import SENDS_ANY_TENSOR
 from samestep.errors import UserError
 from samestep.rank.meter import Meter
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults, question_of
+from samestep.records.findings import CheckResults, question_of
 from samestep.training import Run
 from samestep.world import World
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.recorder.watch import watch
     from samestep.records.collectives import CollectiveResults
+    from samestep.records.findings import CheckResults
     from samestep.records.results import CompareResults, EvaluateResults, RunResults, Verdict
     from samestep.records.runs import PastRun
-    from samestep.records.script import CheckResults
 
 __all__ = [
     "Arrays",
@@ -58,7 +58,7 @@ LATER = {  # name -> its module, imported at its first use: nobody needs all of 
     "Arrays": "data.arrays",
     "Batch": "job",
     "ByLength": "job",
-    "CheckResults": "records.script",
+    "CheckResults": "records.findings",
     "CollectiveResults": "records.collectives",
     "ImageFolder": "data.images",
     "Job": "job",

@@ -11,7 +11,7 @@ import torch
 from against.changes import Edits
 from samestep.records.call_site import ChangedLines
 from samestep.records.files import from_json
-from samestep.records.script import DiffResults, question_of
+from samestep.records.findings import DiffResults, question_of
 
 SCRIPT = Path(__file__).parent / "script"
 IGNORED = "images.pt\nlast.pt\nnewest.pt\nruns/\n__pycache__/\n"

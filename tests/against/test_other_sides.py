@@ -10,7 +10,7 @@ import pytest
 
 from against.plant import change, committed, named_by, results_of
 from command import samestep
-from samestep.records.script import DiffResults
+from samestep.records.findings import DiffResults
 
 QUICK = ("check", "--launcher", "fork", "--steps", "4", "--json")
 SCRIPT = Path(__file__).parent / "strategies.py"

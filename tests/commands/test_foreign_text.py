@@ -26,9 +26,9 @@ from samestep.errors import LONGEST_MESSAGE, TrainingFailed, say
 from samestep.message import as_said
 from samestep.rank.listeners import heading
 from samestep.records.files import read, replace_text, write
+from samestep.records.findings import DiffResults, Finding
 from samestep.records.results import Divergence
 from samestep.records.runs import COMMAND, CommandRecord, PastRun
-from samestep.records.script import DiffResults, Finding
 from samestep.report.check import show_diff
 from samestep.report.html_pages import template
 from samestep.report.terminal import Terminal

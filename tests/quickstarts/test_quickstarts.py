@@ -29,7 +29,7 @@ from command import samestep
 from lane_marks import CHECK, FULL
 from samestep import engine as engines
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults
+from samestep.records.findings import CheckResults
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tasks" / "eject"))
 import scripts

@@ -27,8 +27,8 @@ from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
 from samestep.message import Message
 from samestep.records.files import from_json
+from samestep.records.findings import CheckResults, question_of
 from samestep.records.results import Divergence
-from samestep.records.script import CheckResults, question_of
 
 ALL = (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
 HERE = Path(__file__).parent

@@ -33,7 +33,7 @@ from recorder.public_scripts import CASES
 from recorder.public_scripts.case import Case, Edit, Plant
 from recorder.public_table import Row, summary, written
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults, question_of
+from samestep.records.findings import CheckResults, question_of
 
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = STANDINS / "packages"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recorder.plant import checked, text_of
-from samestep.records.script import CheckResults, Finding
+from samestep.records.findings import CheckResults, Finding
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
 

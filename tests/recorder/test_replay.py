@@ -14,7 +14,8 @@ from command import samestep
 from recorder.plant import checked, text_of
 from samestep.commands.check_replay import copy_beside, copy_folder
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults, DiffResults, ScriptPlan, question_of
+from samestep.records.findings import CheckResults, DiffResults, question_of
+from samestep.records.script import ScriptPlan
 
 
 def answers(results: CheckResults | DiffResults) -> dict[str, str]:

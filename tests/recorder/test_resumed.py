@@ -10,7 +10,7 @@ import pytest
 from command import samestep
 from recorder.plant import cause_of
 from samestep.records.files import from_json
-from samestep.records.script import DiffResults
+from samestep.records.findings import DiffResults
 
 SCRIPT = """
 import sys

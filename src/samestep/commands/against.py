@@ -33,10 +33,11 @@ from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.sites import Sources, files_of, located
 from samestep.records.call_site import CallSite, ChangedLines
 from samestep.records.files import write
+from samestep.records.findings import DiffResults, Finding
 from samestep.records.record import Record
 from samestep.records.redaction import redacted_text
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, DiffResults, Finding, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.report.language import with_english
 from samestep.world.regular_files import read_regular
 

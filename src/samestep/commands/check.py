@@ -35,11 +35,12 @@ from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.records.files import read, write
+from samestep.records.findings import CheckResults
 from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.runs import ResultsIdentity
-from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosureRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import CLOSURES, PLAN, STEP, ClosureRecord, ScriptPlan, ScriptRecord
 from samestep.report.language import with_english
 from samestep.version import __version__
 from samestep.world import RankVariables, become_worker

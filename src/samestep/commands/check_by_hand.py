@@ -17,8 +17,9 @@ from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.slices import Unclipped, findings_along_data, unclipped_gradients
 from samestep.records.files import read
+from samestep.records.findings import CheckResults
 from samestep.records.record import Record
-from samestep.records.script import KEPT, REPLAY_FOLDER, CheckResults, ReplayRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import KEPT, REPLAY_FOLDER, ReplayRecord, ScriptPlan, ScriptRecord
 
 
 def judged_by_hand(

@@ -24,13 +24,13 @@ from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replica_causes import cause_within_replica
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.files import read, write
+from samestep.records.findings import Finding
 from samestep.records.record import Record
 from samestep.records.script import (
     KEPT,
     PLAN,
     REPLAY_FOLDER,
     REPLAYED,
-    Finding,
     ReplayPlan,
     ReplayRecord,
     ScriptPlan,

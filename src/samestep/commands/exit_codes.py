@@ -18,8 +18,8 @@ from samestep.errors import TrainingFailed, UserError, say
 from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
+    from samestep.records.findings import CheckResults, DiffResults
     from samestep.records.results import CompareResults, RunResults
-    from samestep.records.script import CheckResults, DiffResults
 
 
 NOT_JUDGED = 3  # nothing is wrong in what could be judged, but a part that a proof needs could not be

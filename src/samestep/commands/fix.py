@@ -17,7 +17,8 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.suggested_patches import Patch, patch_of
 from samestep.records.files import read
-from samestep.records.script import CheckResults, Finding, FixRecord, ScriptPlan, ScriptRecord
+from samestep.records.findings import CheckResults, Finding, FixRecord
+from samestep.records.script import ScriptPlan, ScriptRecord
 
 PATCHES = 3  # that are tried, each on top of the last
 COPY, RECORDS = "patched{}", "patched{}-records"  # in the folder of the records

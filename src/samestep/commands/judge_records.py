@@ -17,9 +17,10 @@ from samestep.proof.script.findings import common_steps
 from samestep.proof.script.record_pair import RecordPair
 from samestep.proof.script.sites import files_of
 from samestep.records.files import read, write
+from samestep.records.findings import CheckResults, DiffResults
 from samestep.records.record import Record, rank_files
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, CheckResults, DiffResults, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.report.check import show_check
 from samestep.report.language import with_english
 

@@ -17,10 +17,10 @@ from samestep.message import Message, as_said, message
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
+from samestep.records.findings import CheckResults
 from samestep.records.record import PROGRESS, Progress, Record
 from samestep.records.results import RESULTS, CompareResults, EvaluateResults, Results, RunResults
 from samestep.records.runs import COMMAND, STUDY, CommandRecord, Outcome, PastRun, ResultsIdentity
-from samestep.records.script import CheckResults
 from samestep.world.regular_files import open_regular
 
 AnyResults = Results | CheckResults

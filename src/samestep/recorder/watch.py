@@ -22,8 +22,9 @@ from samestep.recorder.patches import Patches
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.row_draws import PATCHED
 from samestep.records.files import read, write
+from samestep.records.findings import CheckResults
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.world import World
 from samestep.world.imports import module_arguments
 from samestep.world.processes import wait_for

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from samestep.message import Message, message
 from samestep.records.call_site import CallSite
+from samestep.records.findings import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
 from samestep.records.results import Divergence
-from samestep.records.script import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
 from samestep.report.language import text
 from samestep.report.terminal import cell, terminal
 

@@ -13,7 +13,8 @@ from samestep.message import Message, message
 from samestep.proof.script.alike import alike
 from samestep.proof.script.frozen_weights import with_effects
 from samestep.records.call_site import CallRecord, CallSite
-from samestep.records.script import Finding, MicroBatchRecord, ScriptRecord
+from samestep.records.findings import Finding
+from samestep.records.script import MicroBatchRecord, ScriptRecord
 
 
 def warned(ranks: list[ScriptRecord]) -> list[Message]:

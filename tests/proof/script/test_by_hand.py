@@ -9,7 +9,8 @@ from samestep.message import message
 from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.judge_by_hand import clipping_once
 from samestep.records.divided_models import TalkRecord
-from samestep.records.script import Answer, Finding, LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
+from samestep.records.findings import Answer, Finding
+from samestep.records.script import LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
 
 BITS = 0.6931471824645996  # ln 2: of two classes, with a head of zeros
 

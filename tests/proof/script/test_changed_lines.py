@@ -7,7 +7,7 @@ import pytest
 from samestep.message import message
 from samestep.proof.script.changed_lines import changed_lines
 from samestep.records.call_site import CallSite
-from samestep.records.script import Finding, Question
+from samestep.records.findings import Finding, Question
 
 BEFORE = """import torch
 sampler = Sampler(data, seed=0)

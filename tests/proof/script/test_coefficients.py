@@ -13,7 +13,8 @@ from samestep.proof.script import with_coefficients, with_replay
 from samestep.proof.script.coefficients import multiplied_sum, one_process_decides
 from samestep.proof.script.source import Source
 from samestep.records.call_site import CallRecord, CallSite
-from samestep.records.script import Finding, LossRecord
+from samestep.records.findings import Finding
+from samestep.records.script import LossRecord
 
 LOOP = "for inputs, targets in loader:\n    loss = {}\n    loss.backward()\n"
 

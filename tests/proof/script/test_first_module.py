@@ -12,7 +12,8 @@ from samestep.message import message
 from samestep.proof.script.findings import differs
 from samestep.proof.script.first_module import first_module_apart, with_module, with_places
 from samestep.records.divided_models import ModuleRecord, Moments
-from samestep.records.script import Finding, LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
+from samestep.records.findings import Finding
+from samestep.records.script import LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
 
 INPUTS, WEIGHT = torch.arange(1.0, 9).view(2, 4), torch.linspace(-1, 2, 12).view(4, 3)
 STEP = StepRecord(0, [], [], [], [], 0, None, {}, [])

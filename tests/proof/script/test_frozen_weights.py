@@ -11,7 +11,8 @@ import pytest
 from proof.script.test_script import ranks_of
 from samestep.message import message
 from samestep.proof.script.frozen_weights import buffers, frozen_weights, with_effects
-from samestep.records.script import Finding, ScriptRecord, UntrainedRecord
+from samestep.records.findings import Finding
+from samestep.records.script import ScriptRecord, UntrainedRecord
 
 NAME = "encoder_k.weight"
 

@@ -12,12 +12,9 @@ import pytest
 from proof.script.test_script import NAMES, SIZE, STEPS, found, judged, ranks_of, recorded, with_steps
 from samestep.message import Message, message
 from samestep.proof.script.gradients import gradient
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import (
-    COMPRESSED,
-    ClipRecord,
-    Finding,
-)
+from samestep.records.script import COMPRESSED, ClipRecord
 from samestep.records.tensor_files import write_arrays
 
 

@@ -13,16 +13,9 @@ from samestep.proof.script.by_hand import ByHand, Division
 from samestep.proof.script.hand_written_stages import clipped_together, shapes_apart, stages_that_talk
 from samestep.proof.script.judge_by_hand import held_findings
 from samestep.records.divided_models import HeldPiece, TalkRecord
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import (
-    ClipRecord,
-    Finding,
-    LossRecord,
-    MicroBatchRecord,
-    ScriptPlan,
-    ScriptRecord,
-    StepRecord,
-)
+from samestep.records.script import ClipRecord, LossRecord, MicroBatchRecord, ScriptPlan, ScriptRecord, StepRecord
 from samestep.records.tensor_files import write_arrays
 
 LOSS = LossRecord("MseLossBackward0", "mean", 1.0, 4)

@@ -11,16 +11,14 @@ from samestep.message import message
 from samestep.proof.script import judge
 from samestep.proof.script.layout import Layout, divided_by_hand
 from samestep.proof.script.replicas import of_one_replica
+from samestep.records.findings import CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.results import Divergence
 from samestep.records.script import (
-    CheckResults,
-    Finding,
     LossRecord,
     MeshRecord,
     MicroBatchRecord,
     PieceRecord,
-    Question,
     RandomRecord,
     ScriptPlan,
     ScriptRecord,

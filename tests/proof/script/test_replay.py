@@ -13,8 +13,9 @@ from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
 from samestep.proof.script.replay import drifts, falls_from_a_multiple, is_ahead, is_stretched, judge_replay
 from samestep.records.files import read
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import ClipRecord, Distance, Finding, ReplayRecord, ScriptRecord, StepRecord
+from samestep.records.script import ClipRecord, Distance, ReplayRecord, ScriptRecord, StepRecord
 from samestep.records.tensor_files import write_arrays
 
 

@@ -11,7 +11,8 @@ from samestep.proof.script.rate_factors import RateFactors
 from samestep.proof.script.schedules import with_schedules
 from samestep.proof.script.source import Source
 from samestep.records.call_site import Call, CallRecord, CallSite
-from samestep.records.script import Finding, LoopRecord, MicroBatchRecord, ScheduleRecord, ScriptRecord, StepRecord
+from samestep.records.findings import Finding
+from samestep.records.script import LoopRecord, MicroBatchRecord, ScheduleRecord, ScriptRecord, StepRecord
 
 SETS = "for group in optimizer.param_groups:\n    group['lr'] = {}\n"
 WARM_UP = "def get_lr(it, top=0.1):\n    if it < 10:\n        return top * (it + 1) / 10\n    return top\n"

@@ -13,16 +13,14 @@ import pytest
 from samestep.message import Message, message
 from samestep.proof.script import first_divergence, judge, with_replay
 from samestep.records.files import read, write
+from samestep.records.findings import CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.results import Divergence
 from samestep.records.script import (
-    CheckResults,
-    Finding,
     GroupRecord,
     LossRecord,
     MicroBatchRecord,
     PassRecord,
-    Question,
     ScriptPlan,
     ScriptRecord,
     StepRecord,

@@ -10,7 +10,7 @@ from proof.script.test_suggested_patches import FILE, record_of
 from samestep.message import message
 from samestep.proof.script.sites import sites_of
 from samestep.proof.script.source import Source
-from samestep.records.script import Finding, Question
+from samestep.records.findings import Finding, Question
 
 CRITERION = """class Criterion(nn.Module):
     def forward(self, outputs, targets):

@@ -9,8 +9,9 @@ from proof.script.test_script import NAMES, STEPS, finding_of, judged
 from samestep.message import message
 from samestep.proof.script import judge, pipeline_stages
 from samestep.records.files import read, write
+from samestep.records.findings import CheckResults
 from samestep.records.record import Record
-from samestep.records.script import CheckResults, PassRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import PassRecord, ScriptPlan, ScriptRecord
 from samestep.records.tensor_files import read_arrays, write_arrays
 
 

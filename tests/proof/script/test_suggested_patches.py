@@ -14,8 +14,9 @@ from samestep.proof.script.sites import sites_of
 from samestep.proof.script.source import Source
 from samestep.proof.script.suggested_patches import MENDERS, Patch, patch_of
 from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.records.findings import Finding, Question
 from samestep.records.results import Divergence
-from samestep.records.script import Finding, PassRecord, Question, ScriptRecord
+from samestep.records.script import PassRecord, ScriptRecord
 
 HEAD = "import torch\n"
 FILE = "/w/train.py"

@@ -27,10 +27,11 @@ from samestep.proof.script.sites import Sources, located
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.suggested_patches import patch_of
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
+from samestep.records.findings import Answer, CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
-from samestep.records.script import STATISTICS, Answer, CheckResults, Finding, Question, ScriptPlan, ScriptRecord
+from samestep.records.script import STATISTICS, ScriptPlan, ScriptRecord
 
 # Without an answer to one of each of these nothing is proven.
 NEEDED: tuple[tuple[Question, ...], ...] = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps
-from samestep.records.script import Finding
+from samestep.records.findings import Finding
 
 STILL = 0.5  # the share of elements that is warned of
 FEWEST_STEPS = 4

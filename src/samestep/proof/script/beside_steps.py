@@ -9,7 +9,8 @@ from pathlib import PurePath
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, first_apart
-from samestep.records.script import Finding, GroupRecord, Question
+from samestep.records.findings import Finding, Question
+from samestep.records.script import GroupRecord
 
 WORLD = "0"  # torch's name of the default group
 ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # whose inputs have one shape on all ranks

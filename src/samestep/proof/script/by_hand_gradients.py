@@ -14,8 +14,9 @@ from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.first_module import at_module, first_module_apart, module_name
 from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
 from samestep.proof.script.step_gradients import ROUNDING, Array, norm, norm_of_all
+from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, Question, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, UNCLIPPED, ScriptRecord, of_kind
 
 NEAR = 1e-3
 CUT_OFF = ("all_to_all", "all_gather", "reduce_scatter")  # of torch.distributed: what they return has no graph

@@ -15,8 +15,8 @@ from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.replay import FIRST, SAME_LOSS, coarser_of, not_replayed
 from samestep.proof.script.step_gradients import norm
 from samestep.records.chain import ChainRecord, ChainStep
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import Finding
 
 Factors = dict[tuple[int, int], float]  # (rank, stage) -> by which factor its gradients are the whole model's
 QUESTIONS = ("gradient", "loss weight", "clipping")  # which the chain answers, beside the replayed gradient

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from samestep.records.call_site import CallSite, ChangedLines
-from samestep.records.script import Finding, Question
+from samestep.records.findings import Finding, Question
 
 AROUND = 1  # lines that are shown before and after
 FAR = 100_000  # lines: of another file

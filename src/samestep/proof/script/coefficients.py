@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from samestep.message import message
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.sites import BACKWARD, FORWARD, Sources, context_of
-from samestep.records.script import Answer, Finding, LossRecord, ScriptRecord
+from samestep.records.findings import Answer, Finding
+from samestep.records.script import LossRecord, ScriptRecord
 
 NEAR = 1e-3
 OF_RANKS = ("loss_multiplied_by_ranks", "loss_divided_by_ranks")

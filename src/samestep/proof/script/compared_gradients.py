@@ -11,7 +11,8 @@ from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, GROWS, LATER, coarser_of
 from samestep.proof.script.step_gradients import norm, norm_of_all
-from samestep.records.script import Finding, StepRecord
+from samestep.records.findings import Finding
+from samestep.records.script import StepRecord
 
 GROWN = 1e-3  # what rounding may have grown to by the next step
 OF_ITSELF, TINY = 1e-2, 1e-5  # a parameter's gradient against its own norm, where that is no such part of the whole

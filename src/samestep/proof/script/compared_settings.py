@@ -14,7 +14,8 @@ from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.record_pair import RecordPair
 from samestep.proof.script.replay import same_rates
 from samestep.proof.script.rows import indices, trained
-from samestep.records.script import Finding, PassRecord, ScriptRecord, StepRecord
+from samestep.records.findings import Finding
+from samestep.records.script import PassRecord, ScriptRecord, StepRecord
 
 NEAR = 1e-6
 SHOWN = 4  # indices

@@ -14,7 +14,8 @@ from samestep.proof.script.matching import matched
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, WEIGHTS, coarser_of
 from samestep.proof.script.step_gradients import Array, norm, norm_of_all
-from samestep.records.script import END, START, STATISTICS, Finding, Question, UntrainedRecord
+from samestep.records.findings import Finding, Question
+from samestep.records.script import END, START, STATISTICS, UntrainedRecord
 
 LAST_BIT = 3e-7  # of a weight in float32: what one step's rounding may be
 NO_GRADIENT = 1e-5  # of a step's largest element: what is below is rounding, which Adam makes as large as any other

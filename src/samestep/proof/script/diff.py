@@ -18,7 +18,8 @@ from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import FIRST, coarser_of, same_rates
 from samestep.proof.script.rows import trained
 from samestep.proof.script.step_gradients import Array, norm
-from samestep.records.script import Answer, Finding, Question, ScriptRecord
+from samestep.records.findings import Answer, Finding, Question
+from samestep.records.script import ScriptRecord
 
 ROWS = ("rows", "order")
 ADDED_UP = 1e-6  # relative: sums of parts, and of the whole

@@ -9,7 +9,8 @@ from typing import Any
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs, first_apart
 from samestep.proof.script.rows import WHOLE, indices, own_datasets, rows_in_common
-from samestep.records.script import NO_LOADER, EvaluationRecord, Finding, PassRecord, Question
+from samestep.records.findings import Finding, Question
+from samestep.records.script import NO_LOADER, EvaluationRecord, PassRecord
 
 QUESTION: Question = "evaluation"
 GATHERS, REDUCES = "gather", "reduce"  # all_gather, gather, all_gather_into_tensor_coalesced, …; all_reduce, …

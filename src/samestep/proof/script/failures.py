@@ -27,8 +27,9 @@ from samestep.proof.script.sites import (
 )
 from samestep.proof.script.source import RANK, Source
 from samestep.records.call_site import CallRecord, CallSite
+from samestep.records.findings import Finding
 from samestep.records.redaction import redacted_text
-from samestep.records.script import Finding, ScriptRecord
+from samestep.records.script import ScriptRecord
 
 ENDS = written(Source.ends_of_loops)
 FROZEN_BY_RANK = (flowing(FREEZES, RANK), decided_by_rank(FREEZES))

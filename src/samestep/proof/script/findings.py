@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.message import Message
+from samestep.records.findings import Finding, Question
 from samestep.records.results import Divergence
-from samestep.records.script import Finding, Question, ScriptRecord
+from samestep.records.script import ScriptRecord
 
 Ranks = Sequence[ScriptRecord]
 

@@ -10,7 +10,8 @@ from samestep.message import Message, message
 from samestep.proof.script.by_hand import SAME_LOSS, losses_of
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.replay import coarser_of
-from samestep.records.script import Finding, LossRecord, ScriptRecord
+from samestep.records.findings import Finding
+from samestep.records.script import LossRecord, ScriptRecord
 
 SAME_SUMS = 1e-4  # relative, in float32
 # What a module that computes something else does to the ranks of a replica, or to the gradient against one process.

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
-from samestep.records.script import Answer, Finding, Question, ScriptRecord, UntrainedKind
+from samestep.records.findings import Answer, Finding, Question
+from samestep.records.script import ScriptRecord, UntrainedKind
 
 QUESTION: Question = "frozen weights"
 # Warnings of what may change the gradient, which a replay decides -> what differs.

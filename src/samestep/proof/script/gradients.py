@@ -19,8 +19,9 @@ from samestep.proof.script.step_gradients import (
     norm_of_all,
     whole_gradients,
 )
+from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, Finding, Question, ScriptRecord, StepRecord
+from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, ScriptRecord, StepRecord
 
 SMALLEST = 1.2e-38  # of float32: below, digits are lost
 OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that hand on what one rank has, or nothing

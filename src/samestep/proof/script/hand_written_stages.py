@@ -10,8 +10,9 @@ from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.step_gradients import norm, norm_of_all
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, StepRecord, of_kind
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ScriptRecord, StepRecord, of_kind
 
 SAME_FACTOR, NEAR_FACTOR = 1e-4, 1e-2  # relative: of what one norm gives; and of what sums in another order give
 

@@ -17,8 +17,9 @@ from samestep.proof.script.replay import coarser_of, not_replayed, replayed_rate
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
 from samestep.proof.script.updates import rates, schedule, updates
+from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import Finding, Question, ReplayRecord, ScriptRecord
+from samestep.records.script import ReplayRecord, ScriptRecord
 
 DRIFT = "replica_drifts_apart"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.step_gradients import StepGradients
-from samestep.records.script import Finding, LossRecord, MicroBatchRecord, Question
+from samestep.records.findings import Finding, Question
+from samestep.records.script import LossRecord, MicroBatchRecord
 
 NEAR = 1e-3
 QUESTION: Question = "loss weight"

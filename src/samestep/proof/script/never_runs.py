@@ -10,7 +10,7 @@ from samestep.proof.script.frozen_weights import copies_that_stay
 from samestep.proof.script.sites import Sources
 from samestep.proof.script.source import Source
 from samestep.records.call_site import CallSite
-from samestep.records.script import Finding, Question
+from samestep.records.findings import Finding, Question
 
 
 def never_runs(ranks: Ranks, sources: Sources) -> list[Finding]:

@@ -12,8 +12,9 @@ from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.replay import not_replayed
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, ChainRecord
 from samestep.records.files import read
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import Finding, ScriptRecord
+from samestep.records.script import ScriptRecord
 
 AXES = {"initial weights", "rows", "weights", "order"}  # questions that are asked along the data axis
 OF_THE_CHAIN = {"gradient", "loss weight", "clipping"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from samestep.message import Message, message
-from samestep.records.script import Finding
+from samestep.records.findings import Finding
 
 REPLAY, LOADER = message("remedy_replay"), message("remedy_loader")
 REMEDIES: Mapping[str, Message] = {

@@ -13,15 +13,14 @@ from samestep.proof.script.coefficients import multiplied_sum
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.step_gradients import Array, StepGradients, norm, norm_of_all
+from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import (
     ENGINE_CLIPPING,
     STEP,
     TAKEN,
     UNCLIPPED,
-    Finding,
     MicroBatchRecord,
-    Question,
     ReplayRecord,
     ScriptRecord,
     of_kind,

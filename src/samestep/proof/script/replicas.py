@@ -13,7 +13,8 @@ from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.layout import Array, Layout, ReplicaRecord
 from samestep.proof.script.step_gradients import CLOSE, CLOSE_OF, NEAR, ROUNDING, StepGradients, norm
-from samestep.records.script import BUCKETS, STEP, TAKEN, Finding, Question, ScriptRecord, of_kind
+from samestep.records.findings import Finding, Question
+from samestep.records.script import BUCKETS, STEP, TAKEN, ScriptRecord, of_kind
 
 # What the replay says of a gradient that is not one process's where it knows no mistake of data parallelism.
 NO_ONE_PROCESS = (

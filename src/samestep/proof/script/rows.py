@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.records.script import Finding, PassRecord, Question, ScriptRecord
+from samestep.records.findings import Finding, Question
+from samestep.records.script import PassRecord, ScriptRecord
 
 # These samplers leave no row out.
 WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")

@@ -15,7 +15,8 @@ from samestep.proof.script.rate_factors import COUNTS, RateFactors
 from samestep.proof.script.sites import Sources
 from samestep.proof.script.source import Source
 from samestep.records.call_site import CallRecord, CallSite
-from samestep.records.script import Finding, Question, ScheduleRecord, ScriptRecord
+from samestep.records.findings import Finding, Question
+from samestep.records.script import ScheduleRecord, ScriptRecord
 
 LONGER = 1.5  # times the training: a schedule that is so long is warned of
 ASKED = ("state_dict", "load_state_dict", "get_last_lr", "get_lr", "last_epoch", "print_lr", "base_lrs")

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.source import RANK, RANKS, Source
 from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.records.findings import Finding, Question
 from samestep.records.redaction import redacted_text
-from samestep.records.script import Finding, Question, ScriptRecord
+from samestep.records.script import ScriptRecord
 
 PASSES = ("forward", "backward")  # functions of a module, or of torch.autograd.Function
 MOST, LONGEST = 5, 160  # lines of a finding, and characters of one

@@ -19,8 +19,9 @@ from samestep.proof.script.rows import order, rows
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import initial_weights, weights
 from samestep.records.divided_models import SMALL
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, Finding, of_kind
+from samestep.records.script import STEP, TAKEN, of_kind
 
 Unclipped = Mapping[int, Mapping[str, Array]]
 GRAVEST = ("differs", "unknown", "warning", "right")

@@ -31,7 +31,7 @@ from samestep.proof.script.sites import (
 )
 from samestep.proof.script.source import RANK, Source
 from samestep.records.call_site import Call, CallSite
-from samestep.records.script import Finding
+from samestep.records.findings import Finding
 
 SHARED_OUT = re.compile(r"batch|workers|accum|shard|chunk|samples|rows", re.IGNORECASE)
 RANK_NOW, RANKS_NOW = "torch.distributed.get_rank()", "torch.distributed.get_world_size()"

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
+from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, ClosureRecord, Finding, Question, ScriptPlan, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, ClosureRecord, ScriptPlan, ScriptRecord, of_kind
 
 ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
 FROZEN = "{} (frozen)"  # the name of a parameter that a model holds and does not train
