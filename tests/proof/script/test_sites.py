@@ -10,6 +10,7 @@ from proof.script.test_suggested_patches import FILE, record_of
 from samestep.message import message
 from samestep.proof.script.sites import sites_of
 from samestep.proof.script.source import Source
+from samestep.proof.script.source_search import decisions_by_rank
 from samestep.records.findings import Finding, Question
 
 CRITERION = """class Criterion(nn.Module):
@@ -129,7 +130,7 @@ def test_what_one_rank_alone_calls_is_a_line_of_all() -> None:
 
 def test_a_rank_that_leaves_a_function_early_is_a_line() -> None:
     source = Source("def advance():\n    if rank != 0:\n        return\n    scheduler.step()\n")
-    assert source.tests_of_rank(4) == [2]
+    assert decisions_by_rank(source, 4) == [2]
 
 
 def test_a_name_is_looked_up_in_its_function_and_then_around_it() -> None:

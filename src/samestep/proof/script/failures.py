@@ -26,18 +26,19 @@ from samestep.proof.script.sites import (
     written,
 )
 from samestep.proof.script.source import RANK, Source
+from samestep.proof.script.source_search import calls, ends_of_loops
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.findings import Finding
 from samestep.records.redaction import redacted_text
 from samestep.records.script import ScriptRecord
 
-ENDS = written(Source.ends_of_loops)
+ENDS = written(ends_of_loops)
 FROZEN_BY_RANK = (flowing(FREEZES, RANK), decided_by_rank(FREEZES))
 PLACES: Mapping[str, Sequence[Place]] = {
     "rank_received_data_of_another_size": (around(called("collective")), *PARTING),
     "ranks_end_at_different_steps": (ENDS, beside(beside(ENDS, Source.into), Source.conditions)),
     "ranks_left_behind": (decided_by_rank(STEP), decided_by_rank(BACKWARD)),
-    "script_starts_fewer_ranks": (written(lambda source: [*source.calls("Process"), *source.calls("spawn")]),),
+    "script_starts_fewer_ranks": (written(lambda source: [*calls(source, "Process"), *calls(source, "spawn")]),),
     "parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
     "some_parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
 }

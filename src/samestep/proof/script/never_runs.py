@@ -9,6 +9,13 @@ from samestep.proof.script.findings import Ranks
 from samestep.proof.script.frozen_weights import copies_that_stay
 from samestep.proof.script.sites import Sources
 from samestep.proof.script.source import Source
+from samestep.proof.script.source_search import (
+    calls,
+    changes_of_weights,
+    functions_that_average,
+    impossible_conditions,
+    mentions,
+)
 from samestep.records.call_site import CallSite
 from samestep.records.findings import Finding, Question
 
@@ -18,7 +25,7 @@ def never_runs(ranks: Ranks, sources: Sources) -> list[Finding]:
     findings = [
         _warning(_question(source, line), message("condition_never_holds", condition=source.code(line).strip()), site)
         for file, source in sources.items()
-        for line in source.impossible_conditions()
+        for line in impossible_conditions(source)
         for site in [CallSite(file, line, source.function(line))]
     ]
     if ranks[0].steps and (networks := copies_that_stay(ranks)):
@@ -33,11 +40,11 @@ def _warning(question: Question, said: Message, site: CallSite) -> Finding:
 
 def _question(source: Source, line: int) -> Question:
     """Returns what a condition is about: moving averages, where it decides of a change of weights; else the steps."""
-    changes = {number for number in source.changes_of_weights() if line in source.conditions(number)}
+    changes = {number for number in changes_of_weights(source) if line in source.conditions(number)}
     called = {
         name
-        for name in source.functions_that_average()
-        for call in source.calls(name)
+        for name in functions_that_average(source)
+        for call in calls(source, name)
         if line in source.conditions(call)
     }
     return "frozen weights" if changes or called else "steps"
@@ -48,6 +55,6 @@ def _uncalled_averages(sources: Sequence[tuple[str, Source]]) -> list[CallSite]:
     return [
         CallSite(file, line, name)
         for file, source in sources
-        for name, line in source.functions_that_average().items()
-        if not any(other.mentions(name) for _, other in sources)
+        for name, line in functions_that_average(source).items()
+        if not any(mentions(other, name) for _, other in sources)
     ]

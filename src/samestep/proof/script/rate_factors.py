@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from samestep.proof.script.edits import is_ranks
 from samestep.proof.script.source import Source
+from samestep.proof.script.source_search import writes
 
 DEPTH = 6  # of names and functions that are followed
 # A factor that counts: steps and epochs, of which a schedule is made, or rows, by which a rate may grow on purpose.
@@ -89,7 +90,7 @@ class RateFactors:
 
     def _times(self) -> Iterator[tuple[str, ast.BinOp, list[ast.expr]]]:
         """Yields the products, and their factors, among what is given to functions that compute or set a rate."""
-        setters = {source.function(line) for source in self.sources.values() for line in source.writes("lr")}
+        setters = {source.function(line) for source in self.sources.values() for line in writes(source, "lr")}
         for file, source in self.sources.items():
             rates = _all_assigned(source, lambda target: _key(target) == "lr")
             names = {ast.unparse(rate) for rate in rates if isinstance(rate, ast.Name)}

@@ -14,6 +14,7 @@ from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.rate_factors import COUNTS, RateFactors
 from samestep.proof.script.sites import Sources
 from samestep.proof.script.source import Source
+from samestep.proof.script.source_search import calls
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.findings import Finding, Question
 from samestep.records.script import ScheduleRecord, ScriptRecord
@@ -226,4 +227,4 @@ def _are_stepped_elsewhere(site: CallSite, sources: Sources) -> bool:
 def _are_called_again(call: CallRecord, sources: Sources) -> bool:
     """Whether a function of a line and its callers is called by several lines, so that the training goes on there."""
     names = {site.function for site in call.sites} - {"<module>"}
-    return any(sum(len(source.calls(name)) for source in sources.values()) > 1 for name in names)
+    return any(sum(len(calls(source, name)) for source in sources.values()) > 1 for name in names)

@@ -12,6 +12,25 @@ from dataclasses import dataclass, replace
 
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.source import RANK, RANKS, Source
+from samestep.proof.script.source_search import (
+    aliases,
+    calls,
+    changes_of,
+    changes_of_gradients,
+    changes_of_weights,
+    decisions_by_rank,
+    ends_of_loops,
+    freezes,
+    groups,
+    finite_checks,
+    reads_of_gradients,
+    seeds,
+    shares,
+    strings_with,
+    sums_around,
+    synchronisation,
+    writes,
+)
 from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.records.findings import Finding, Question
 from samestep.records.redaction import redacted_text
@@ -110,7 +129,7 @@ def calling(place: Place) -> Place:
             _site(file, source, line)
             for name in sorted(names)
             for file, source in context.sources.items()
-            for line in source.calls(name)
+            for line in calls(source, name)
         ]
 
     return callers
@@ -138,7 +157,7 @@ def beside(place: Place, lines: Callable[[Source, int], list[int]]) -> Place:
 
 def decided_by_rank(place: Place) -> Place:
     """Returns the lines around a place, or in the same loop, that decide by the rank."""
-    return beside(place, Source.tests_of_rank)
+    return beside(place, decisions_by_rank)
 
 
 def parameter(context: Context) -> list[CallSite]:
@@ -155,31 +174,31 @@ def planned(context: Context) -> list[CallSite]:
     divergence = context.finding.divergence
     holder = ((divergence.tensor if divergence else None) or "").rpartition(".")[0]
     name = str(context.finding.message.fields.get("module") or holder).rpartition(".")[2]
-    return written(lambda source: source.strings_with(name))(context) if name.isidentifier() else []
+    return written(lambda source: strings_with(source, name))(context) if name.isidentifier() else []
 
 
 def buffer(context: Context) -> list[CallSite]:
     """Returns the lines that change the buffer of a finding."""
     name = re.split(r"[.: ]+", str(context.finding.message.fields.get("buffer", "")))[-1]
-    return written(lambda source: source.changes_of(name))(context) if name else []
+    return written(lambda source: changes_of(source, name))(context) if name else []
 
 
 def tied(context: Context) -> list[CallSite]:
     """Returns the lines that set the modules, or the weights, of a finding about a tied weight."""
     fields = context.finding.message.fields
     names = [name for field in ("embedding", "head") for name in str(fields.get(field, "")).split(".")[-2:]]
-    return written(lambda source: [line for name in names for line in source.changes_of(name)])(context)
+    return written(lambda source: [line for name in names for line in changes_of(source, name)])(context)
 
 
-def shares(context: Context) -> list[CallSite]:
+def shares_by_hand(context: Context) -> list[CallSite]:
     """Returns the lines that share the rows out by hand, where no sampler does."""
-    return [] if context.calls("sampler") else written(Source.shares)(context)
+    return [] if context.calls("sampler") else written(shares)(context)
 
 
 def network(context: Context) -> list[CallSite]:
     """Returns the lines that call the frozen network of a finding."""
     name = str(context.finding.message.fields.get("network", "")).rpartition(".")[2]
-    return written(lambda source: source.calls(name))(context) if name.isidentifier() else []
+    return written(lambda source: calls(source, name))(context) if name.isidentifier() else []
 
 
 def epochs(context: Context) -> list[CallSite]:
@@ -190,17 +209,17 @@ def epochs(context: Context) -> list[CallSite]:
 BACKWARD, FORWARD, STEP = called("backward"), called("forward"), called("optimizer step")
 REDUCTION, GATHER = between_passes("collective", "reduce"), called("collective", "gather")
 UNWRAPPED = beside(FORWARD, lambda source, line: [line] if ".module(" in source.code(line) else [])
-RATE_WRITES = written(lambda source: source.writes("lr"))
-DECAY_WRITES = written(lambda source: source.writes("weight_decay"))
-OF_GRADIENTS = written(Source.changes_of_gradients)
-OF_WEIGHTS = written(Source.changes_of_weights)
-FREEZES = written(Source.freezes)
-READS = written(Source.reads_of_gradients)
-WAITS = written(lambda source: source.calls("wait"))
-SEEDS = written(Source.seeds)
-MODES = written(lambda source: [*source.calls("train"), *source.calls("eval")])
-LOADS = written(lambda source: source.calls("load_state_dict"))
-SHARING = (called("sampler"), shares, called("loader"), flowing(FORWARD, RANK), SEEDS, called("iteration"))
+RATE_WRITES = written(lambda source: writes(source, "lr"))
+DECAY_WRITES = written(lambda source: writes(source, "weight_decay"))
+OF_GRADIENTS = written(changes_of_gradients)
+OF_WEIGHTS = written(changes_of_weights)
+FREEZES = written(freezes)
+READS = written(reads_of_gradients)
+WAITS = written(lambda source: calls(source, "wait"))
+SEEDS = written(seeds)
+MODES = written(lambda source: [*calls(source, "train"), *calls(source, "eval")])
+LOADS = written(lambda source: calls(source, "load_state_dict"))
+SHARING = (called("sampler"), shares_by_hand, called("loader"), flowing(FORWARD, RANK), SEEDS, called("iteration"))
 OF_RANKS = (flowing(BACKWARD), flowing(FORWARD), flowing(OF_GRADIENTS))
 DIVISORS, TARGETS = beside(BACKWARD, Source.divisors), beside(BACKWARD, Source.targets)
 LOSS = (*OF_RANKS, BACKWARD, into(BACKWARD), FORWARD)
@@ -214,25 +233,25 @@ RATES = (
 PARTING = (
     decided_by_rank(called("collective")),
     decided_by_rank(BACKWARD),
-    written(Source.ends_of_loops),
+    written(ends_of_loops),
     called("collective"),
-    written(Source.tests_of_values),
+    written(finite_checks),
     BACKWARD,
 )
 UPDATES = calling(OF_WEIGHTS)
-LAST_CHANGES = written(lambda source: source.changes_of_gradients()[::-1])
+LAST_CHANGES = written(lambda source: changes_of_gradients(source)[::-1])
 STAGE, SCHEDULE, PIPELINE_STEP = called("pipeline stage"), called("pipeline schedule"), called("pipeline step")
-DIVIDES = written(lambda source: [*source.calls("parallelize_module"), *source.calls("fully_shard")])
+DIVIDES = written(lambda source: [*calls(source, "parallelize_module"), *calls(source, "fully_shard")])
 AVERAGES = (decided_by_rank(OF_WEIGHTS), decided_by_rank(UPDATES), OF_WEIGHTS, UPDATES, around(OF_WEIGHTS))
 EVALUATION = (
     flowing(evaluated("loader"), RANK),
     evaluated("loader"),
     evaluated("collective"),
-    beside(called("evaluation"), Source.sums_around),
+    beside(called("evaluation"), sums_around),
     called("evaluation"),
 )
 FREEZING = (flowing(FREEZES, RANK), decided_by_rank(FREEZES), FREEZES, parameter)
-SKIPPING = (decided_by_rank(BACKWARD), written(Source.tests_of_values), BACKWARD, FORWARD)
+SKIPPING = (decided_by_rank(BACKWARD), written(finite_checks), BACKWARD, FORWARD)
 OF_ONE_ORDER = (flowing(called("set_epoch"), RANK), *SHARING)
 LINES: Mapping[str, Sequence[Place]] = {
     "rows_not_shared_out": (called("loader"), called("sampler"), SEEDS),
@@ -261,7 +280,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "losses_weigh_nothing_on_some_ranks": (decided_by_rank(BACKWARD), flowing(BACKWARD, RANK), *SKIPPING),
     "ranks_never_reduce_gradients": (
         UNWRAPPED,
-        written(Source.synchronisation),
+        written(synchronisation),
         FORWARD,
         BACKWARD,
         called("wrapper"),
@@ -275,7 +294,7 @@ LINES: Mapping[str, Sequence[Place]] = {
         called("wrapper"),
     ),
     "asynchronous_reduction_not_awaited": (OF_GRADIENTS, WAITS, REDUCTION, STEP),
-    "reduced_before_last_micro_batch": (written(Source.synchronisation), BACKWARD),
+    "reduced_before_last_micro_batch": (written(synchronisation), BACKWARD),
     "last_micro_batches_in_no_step": (STEP, BACKWARD),
     "gradients_summed_over_ranks": (
         REDUCTION,
@@ -296,7 +315,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "rates_differ_between_ranks": (
         decided_by_rank(called("scheduler step")),
         flowing(called("optimizer"), RANK),
-        decided_by_rank(written(lambda source: source.calls("step"))),
+        decided_by_rank(written(lambda source: calls(source, "step"))),
         called("scheduler step"),
         RATE_WRITES,
         called("optimizer"),
@@ -319,7 +338,7 @@ LINES: Mapping[str, Sequence[Place]] = {
     "optimizer_adds_gradients_up": (REDUCTION, READS, called("collective"), STEP),
     "tied_weight_comes_apart": (tied, OF_WEIGHTS, parameter),
     "updates_lost_in_rounding": (called("optimizer"), into(called("optimizer"))),
-    "reference_follows_policy": (written(Source.aliases), called("evaluation")),
+    "reference_follows_policy": (written(aliases), called("evaluation")),
     "loss_never_changes": (BACKWARD, into(BACKWARD)),
     "ranks_evaluate_at_different_steps": (
         decided_by_rank(called("evaluation")),
@@ -365,12 +384,12 @@ LINES: Mapping[str, Sequence[Place]] = {
     "replica_is_no_one_process": (*OF_RANKS, DIVIDES, called("collective"), *LOSS[3:]),
     "replica_losses_apart": (*OF_RANKS, *LOSS[3:], called("collective")),
     "log_softmax_alone_in_loss_parallel": (
-        written(lambda source: source.calls("log_softmax")),
-        written(lambda source: source.calls("loss_parallel")),
+        written(lambda source: calls(source, "log_softmax")),
+        written(lambda source: calls(source, "loss_parallel")),
         *LOSS,
     ),
     "elements_without_gradient": (
-        written(lambda source: source.calls("embedding")),
+        written(lambda source: calls(source, "embedding")),
         DIVIDES,
         called("collective"),
         FORWARD,
@@ -415,7 +434,7 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "schedule": (called("scheduler step"), RATE_WRITES, called("scheduler")),
     "weights": (*AVERAGES[:2], called("collective"), *AVERAGES[2:], STEP),
     "frozen weights": AVERAGES,
-    "updates": (called("optimizer"), written(Source.groups), parameter),
+    "updates": (called("optimizer"), written(groups), parameter),
     "random numbers": (SEEDS,),
     "evaluation": EVALUATION,
     "buffers": (flowing(MODES, RANK), called("evaluation"), called("wrapper")),

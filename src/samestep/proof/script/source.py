@@ -1,23 +1,17 @@
-"""Reads a user's source: which statement a line is in, what flows into it, and where a script does what has no hook.
-
-Pure functions of text, so that a line can be named of which no call was recorded: `group["lr"] = …`, `if rank == 0:`.
-"""
+"""Reads a user's source: which statement a line is in, what stands around it, and what flows into it."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
 RANKS = re.compile(r"(ddp_|global_)?world(_size)?|num_(replicas|processes|gpus|ranks)|nprocs?|n_?gpus?|device_count")
 RANK = re.compile(
     r"(?!.*rank_of)(\w+_)?rank(_id)?|is_(main|master)(_process)?|master_process|get_(node_local_|global_)?rank"
 )
-WORKER = re.compile(r"(num_)?workers?(_id|_info)?")
 LOSS = re.compile(r"loss|criterion|cross_entropy", re.IGNORECASE)
-SEED = re.compile(r"(\w+_)?seed(_all|_everything|_offset)?|default_rng|RandomState|set_seed|hash")
-IN_PLACE = {"copy_", "mul_", "add_", "lerp_", "_foreach_lerp_", "_foreach_mul_", "load_state_dict", "update_parameters"}
 CHANGING = {"all_reduce", "broadcast", "reduce", "shuffle", "sort", "append", "extend", "reverse"}
 LOOPS = ast.For | ast.AsyncFor | ast.While
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -161,10 +155,10 @@ class Source:
             return []
         visited.add(statement.lineno)
         evaluated = header_of(statement)
-        read = _names_in(evaluated)
+        read = names_in(evaluated)
         lines = [statement.lineno]
         if names:
-            lines = [line for line in _lines_with(evaluated, names) if not self._only_asks(line, names)]
+            lines = [line for line in lines_with(evaluated, names) if not self.only_asks(line, names)]
             read = {name for name in read if not names.fullmatch(name)}
         for before in [*self._assignments(read, statement), *self._returns(evaluated)]:
             lines += self._flowing(before, names, visited, depth - 1)
@@ -173,7 +167,7 @@ class Source:
     def _assignments(self, names: set[str], statement: ast.stmt) -> list[ast.stmt]:
         """Returns the statements that set names, or change their values, as a statement sees them: in its function, or
         else around that."""
-        scopes = self._scopes(statement)
+        scopes = self.scopes(statement)
         near = [next((scope for scope in scopes if (scope, name) in self._assigned), None) for name in names]
         lines = [node for scope, name in zip(near, names) if scope for node in self._assigned[scope, name]]
         return sorted(dict.fromkeys(lines), key=lambda node: node.lineno)
@@ -184,17 +178,17 @@ class Source:
         assigned: dict[tuple[ast.AST, str], list[ast.stmt]] = {}
         for node in self.statements:
             for name in self._set_by(node):
-                assigned.setdefault((self._scopes(node)[0], name), []).append(node)
+                assigned.setdefault((self.scopes(node)[0], name), []).append(node)
         return assigned
 
     def _set_by(self, statement: ast.stmt) -> set[str]:
         """Returns the names that a statement sets, or whose values it changes."""
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            return _targets(statement)
+            return targets_of(statement)
         # A module is no value: `dist.all_reduce(loss)` changes the loss.
         return _changed_by_call(statement.value) - self.imports if isinstance(statement, ast.Expr) else set()
 
-    def _scopes(self, statement: ast.AST) -> list[ast.AST]:
+    def scopes(self, statement: ast.AST) -> list[ast.AST]:
         """Returns the functions around a statement, the innermost first, and the file."""
         scopes, node = list[ast.AST](), self._parents.get(statement)
         while node is not None:
@@ -230,24 +224,24 @@ class Source:
         classes = {node.name for node in self.statements if isinstance(node, ast.ClassDef)}
         made: dict[str, set[str]] = {}
         for node in self.statements:
-            if isinstance(node, ast.Assign) and (of_node := classes & _names_in(node.value)):
-                for name in _targets(node):
+            if isinstance(node, ast.Assign) and (of_node := classes & names_in(node.value)):
+                for name in targets_of(node):
                     made.setdefault(name, set()).update(of_node)
         return made
 
-    def _only_asks(self, line: int, names: re.Pattern[str]) -> bool:
+    def only_asks(self, line: int, names: re.Pattern[str]) -> bool:
         """Whether a line does no more than to ask for the number of ranks, as `world = dist.get_world_size()`."""
         statement = self.statement(line)
-        return isinstance(statement, ast.Assign) and any(names.fullmatch(name) for name in _targets(statement))
+        return isinstance(statement, ast.Assign) and any(names.fullmatch(name) for name in targets_of(statement))
 
     def uses(self, line: int) -> list[int]:
         """Returns the next lines that read what the statement of a line sets or changes, in the same function."""
         statement = self.statement(line)
         if statement is None:
             return []
-        names, scopes = self._set_by(statement), self._scopes(statement)
+        names, scopes = self._set_by(statement), self.scopes(statement)
         after = [node for node in self.statements if node.lineno > (statement.end_lineno or line)]
-        readers = {node.lineno for node in after if names & _names_in(header_of(node)) and self._scopes(node) == scopes}
+        readers = {node.lineno for node in after if names & names_in(header_of(node)) and self.scopes(node) == scopes}
         return sorted(readers)[:NEXT]
 
     def divisors(self, line: int) -> list[int]:
@@ -255,7 +249,7 @@ class Source:
         lines = list[int]()
         for statement in self._all_into(line):
             divided = [part for node in ast.walk(header_of(statement)) for part in _divisors_in(node)]
-            names = {name for part in divided for name in _names_in(part)}
+            names = {name for part in divided for name in names_in(part)}
             lines += [node.lineno for node in reversed(self._assignments(names, statement))]
         return list(dict.fromkeys(lines))
 
@@ -265,7 +259,7 @@ class Source:
         for statement in self._all_into(line):
             for node in ast.walk(header_of(statement)):
                 if isinstance(node, ast.Call) and len(node.args) > 1 and LOSS.search(ast.unparse(node.func)):
-                    lines += [before.lineno for before in self._assignments(_names_in(node.args[1]), statement)]
+                    lines += [before.lineno for before in self._assignments(names_in(node.args[1]), statement)]
         return list(dict.fromkeys(lines))
 
     def statistics(self, line: int) -> list[int]:
@@ -297,233 +291,6 @@ class Source:
             if isinstance(node, ast.Return)
         ]
 
-    # Where a script does what has no hook
-
-    def tests_of_rank(self, line: int | None = None) -> list[int]:
-        """Returns the lines that decide by the rank: around a line, and in the loops around it; all without one."""
-        tests = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.If | ast.IfExp | ast.While) and _lines_with(node.test, RANK)
-        ]
-        if line is None:
-            return sorted({node.test.lineno for node in tests})
-        around = list(self.around(line))
-        inside = {id(part) for loop in around if isinstance(loop, LOOPS) for part in ast.walk(loop)}
-        close = [node for node in tests if node in around or id(node) in inside or self._leaves_before(node, around)]
-        return sorted({node.test.lineno for node in close}, key=lambda number: abs(number - line))
-
-    def _leaves_before(self, test: ast.AST, around: list[ast.AST]) -> bool:
-        """Whether a condition ends the function that is around a line, as `if rank != 0: return`."""
-        function = next((node for node in around if isinstance(node, FUNCTIONS)), None)
-        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return)
-        return leaves and function is not None and self._scopes(test)[0] is function
-
-    def writes(self, key: str) -> list[int]:
-        """Returns the lines that set a parameter group's value, as `group["lr"] = …`."""
-        return [
-            node.lineno
-            for node in self.statements
-            if isinstance(node, ast.Assign | ast.AugAssign)
-            for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-            if isinstance(target, ast.Subscript)
-            and isinstance(target.slice, ast.Constant)
-            and target.slice.value == key
-        ]
-
-    def changes_of_gradients(self) -> list[int]:
-        """Returns the lines that change `.grad` by hand: that average or clip it."""
-
-        def changes(node: ast.AST) -> bool:
-            if isinstance(node, ast.Assign | ast.AugAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                return any(_is_gradient(target) for target in targets)
-            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            return is_call and node.func.attr.endswith("_") and _is_gradient(node.func.value)  # type: ignore[attr-defined]
-
-        return self._lines_where(changes)
-
-    def changes_of_weights(self) -> list[int]:
-        """Returns the lines that change weights by hand: moving averages, copies, weights that are loaded."""
-
-        def changes(node: ast.AST) -> bool:
-            if isinstance(node, ast.Assign):
-                return any(isinstance(target, ast.Attribute) and target.attr == "data" for target in node.targets)
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
-                return False
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            return name in IN_PLACE and ".grad" not in ast.unparse(node)
-
-        return self._lines_where(changes)
-
-    def changes_of(self, attribute: str) -> list[int]:
-        """Returns the lines that change a tensor which an object holds under a name, as `self.queue[:, a:b] = …`."""
-
-        def changes(node: ast.AST) -> bool:
-            if isinstance(node, ast.Assign | ast.AugAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                held = [target.value if _is_part(target) else target for target in targets]  # type: ignore[attr-defined]
-                return any(isinstance(target, ast.Attribute) and target.attr == attribute for target in held)
-            in_place = (
-                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[-1:] == "_"
-            )
-            return in_place and f".{attribute}" in ast.unparse(node.func.value)  # type: ignore[attr-defined]
-
-        return self._lines_where(changes)
-
-    def shares(self) -> list[int]:
-        """Returns the lines that set where a rank, or a worker, reads: those that do not ask for its number, though
-        others that set the same do; then these."""
-        set_by: dict[str, dict[int, bool]] = {}  # name -> line -> whether it asks for the rank, the ranks or the worker
-        for statement in self.statements:
-            if isinstance(statement, ast.Assign | ast.AugAssign) and not self._only_asks(statement.lineno, RANKS):
-                asks = any(_lines_with(statement, names) for names in (RANK, RANKS, WORKER))
-                for name in _places(statement):
-                    set_by.setdefault(name, {})[statement.lineno] = asks
-        shared = [lines for lines in set_by.values() if any(lines.values())]
-        return [line for wanted in (False, True) for lines in shared for line, asks in lines.items() if asks == wanted]
-
-    def seeds(self) -> list[int]:
-        """Returns the lines that seed a random generator, or compute a seed."""
-
-        def seeds(node: ast.AST) -> bool:
-            if isinstance(node, ast.Assign):
-                return any(SEED.fullmatch(name) for name in _targets(node))
-            return isinstance(node, ast.Call) and bool(SEED.fullmatch(ast.unparse(node.func).rpartition(".")[2]))
-
-        return self._lines_where(seeds)
-
-    def freezes(self) -> list[int]:
-        """Returns the lines that set whether parameters are trained."""
-
-        def sets(node: ast.AST) -> bool:
-            if isinstance(node, ast.Assign):
-                return any(isinstance(part, ast.Attribute) and part.attr == "requires_grad" for part in node.targets)
-            return isinstance(node, ast.Attribute) and node.attr == "requires_grad_"
-
-        return self._lines_where(sets)
-
-    def synchronisation(self) -> list[int]:
-        """Returns the lines that say in which micro-batch gradients are reduced."""
-
-        def says(node: ast.AST) -> bool:
-            words = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "set_is_last_backward")
-            return isinstance(node, ast.Attribute) and node.attr in words
-
-        return self._lines_where(says)
-
-    def ends_of_loops(self) -> list[int]:
-        """Returns the lines of `break` in loops, and of what they depend on."""
-        ends = [node.lineno for node in self.statements if isinstance(node, ast.Break)]
-        tests = [node.lineno for line in ends for node in self.around(line) if isinstance(node, ast.If)]
-        return [*ends, *dict.fromkeys(tests)]
-
-    def tests_of_values(self) -> list[int]:
-        """Returns the lines that ask whether a value is finite."""
-        return [line for name in ("isfinite", "isnan", "isinf") for line in self.calls(name)]
-
-    def impossible_conditions(self) -> list[int]:
-        """Returns the lines of conditions that cannot hold: the remainder of a division by N is less than N."""
-
-        def is_impossible(node: ast.AST) -> bool:
-            if not isinstance(node, ast.Compare) or len(node.ops) > 1 or not isinstance(node.left, ast.BinOp):
-                return False
-            (operation,), (value,), divisor = node.ops, node.comparators, node.left.right
-            if not isinstance(node.left.op, ast.Mod) or not isinstance(operation, ast.Eq | ast.Gt | ast.GtE):
-                return False
-            if isinstance(divisor, ast.Constant) and isinstance(value, ast.Constant):
-                numbers = divisor.value, value.value
-                return all(isinstance(number, int) for number in numbers) and numbers[1] >= numbers[0] > 0  # type: ignore[operator]
-            is_name = isinstance(divisor, ast.Name | ast.Attribute)
-            return is_name and ast.unparse(divisor) == ast.unparse(value)
-
-        def needs_it(test: ast.AST) -> bool:
-            parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-            return any(map(is_impossible, parts))
-
-        return self._lines_where(lambda node: isinstance(node, ast.If) and needs_it(node.test))
-
-    def functions_that_average(self) -> dict[str, int]:
-        """Returns the functions that change one model's parameters by another's, and their lines."""
-        changes = self.changes_of_weights()
-        return {
-            node.name: node.lineno
-            for node in self.statements
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and any(node.lineno < line <= (node.end_lineno or 0) for line in changes)
-            and any(
-                isinstance(part, ast.Call) and ast.unparse(part.func) == "zip" and "parameters()" in ast.unparse(part)
-                for part in ast.walk(node)
-            )
-        }
-
-    def mentions(self, name: str) -> bool:
-        """Whether a function or method is called, or handed on, under its name."""
-        return any(
-            (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
-            for node in ast.walk(self.tree)
-        )
-
-    def aliases(self) -> list[int]:
-        """Returns the lines that give another name to what a class, or a library's from_pretrained(), has made."""
-        made = {
-            name
-            for node in self.statements
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-            for callee in [ast.unparse(node.value.func).rpartition(".")[2]]
-            if callee[:1].isupper() or callee in ("from_pretrained", "to", "cuda")
-            for name in _targets(node)
-        }
-        return self._lines_where(
-            lambda node: (
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Name)
-                and node.value.id in made
-                and all(isinstance(target, ast.Name) for target in node.targets)
-            )
-        )
-
-    def sums_around(self, line: int) -> list[int]:
-        """Returns the lines that add up in the loop around a line, and those after it that read what was added up."""
-        loops = [self.loop_at(number) for number in self.loops(line)[:1]]
-        if not loops or not isinstance(loops[0], LOOPS):
-            return []
-        sums = [node for node in ast.walk(loops[0]) if isinstance(node, ast.AugAssign)]
-        names = {name for node in sums for name in _names_in(node.target)}
-        scopes, end = self._scopes(loops[0]), loops[0].end_lineno or line
-        after = [node for node in self.statements if node.lineno > end and self._scopes(node) == scopes]
-        read = sorted(node.lineno for node in after if names & _names_in(header_of(node)))[:NEXT]
-        return [*(node.lineno for node in sums), *read]
-
-    def reads_of_gradients(self) -> list[int]:
-        """Returns the lines in which `.grad` stands."""
-        return self._lines_where(lambda node: isinstance(node, ast.Attribute) and node.attr == "grad")
-
-    def groups(self) -> list[int]:
-        """Returns the lines that choose among parameters, for an optimizer's groups."""
-
-        def chooses(node: ast.AST) -> bool:
-            is_list = isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Dict)
-            words = ("parameters()", "named_parameters()", "'params'")
-            return is_list and any(word in ast.unparse(node) for word in words)
-
-        return self._lines_where(chooses)
-
-    def calls(self, name: str) -> list[int]:
-        """Returns the lines that call a function or a method of this name."""
-        return self._lines_where(
-            lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
-        )
-
-    def strings_with(self, word: str) -> list[int]:
-        """Returns the lines of strings that end with a word, as 'layers.*.down_proj' does."""
-        ends = re.compile(rf"(?:^|\W){re.escape(word)}$")
-        return self._lines_where(lambda node: isinstance(node, ast.Constant) and bool(ends.search(str(node.value))))
-
-    def _lines_where(self, holds: Callable[[ast.AST], bool]) -> list[int]:
-        lines = {getattr(node, "lineno", 0) for node in ast.walk(self.tree) if holds(node)}
-        return sorted(lines)
-
 
 def header_of(statement: ast.stmt) -> ast.AST:
     """Returns a statement; of a compound one what it evaluates itself, without the statements in it."""
@@ -537,7 +304,7 @@ def header_of(statement: ast.stmt) -> ast.AST:
     return ast.Module([], []) if hasattr(statement, "body") else statement
 
 
-def _names_in(tree: ast.AST) -> set[str]:
+def names_in(tree: ast.AST) -> set[str]:
     """Returns the names that stand in an expression."""
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
@@ -554,7 +321,7 @@ def _divisors_in(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
+def lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
     """Returns the lines on which a name or an attribute stands that matches."""
     lines = []
     for node in ast.walk(tree):
@@ -565,15 +332,10 @@ def _lines_with(tree: ast.AST, names: re.Pattern[str]) -> list[int]:
     return lines
 
 
-def _is_part(target: ast.expr) -> bool:
-    """Whether a target is a part of a tensor, or its data."""
-    return isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data")
-
-
-def _targets(node: ast.AST) -> set[str]:
+def targets_of(node: ast.AST) -> set[str]:
     """Returns the names that an assignment gives values to."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.Pass())]
-    return {name for target in targets for name in _names_in(target)}
+    return {name for target in targets for name in names_in(target)}
 
 
 def _changed_by_call(node: ast.expr) -> set[str]:
@@ -582,19 +344,3 @@ def _changed_by_call(node: ast.expr) -> set[str]:
         return set()
     changed = [node.func.value, *node.args] if node.func.attr in CHANGING else []
     return {argument.id for argument in changed if isinstance(argument, ast.Name)}
-
-
-def _places(node: ast.Assign | ast.AugAssign) -> list[str]:
-    """Returns the names and attributes that an assignment gives values to, without those that are a rank's number."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    targets = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    names = [ast.unparse(target) for target in targets if isinstance(target, ast.Name | ast.Attribute)]
-    numbers = (RANK, RANKS, WORKER)
-    return [name for name in names if not any(number.fullmatch(name.rpartition(".")[2]) for number in numbers)]
-
-
-def _is_gradient(node: ast.AST) -> bool:
-    """Whether an expression is a parameter's gradient, or its data."""
-    return isinstance(node, ast.Attribute) and (
-        node.attr == "grad" or (node.attr == "data" and _is_gradient(node.value))
-    )

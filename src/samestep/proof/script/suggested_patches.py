@@ -30,6 +30,7 @@ from samestep.proof.script.sites import (
     written,
 )
 from samestep.proof.script.source import RANK, Source
+from samestep.proof.script.source_search import aliases, calls
 from samestep.records.call_site import Call, CallSite
 from samestep.records.findings import Finding
 
@@ -288,7 +289,7 @@ def divide_gradients_by_ranks(script: Script) -> None:
 
 
 def _divide_after_wait(script: Script, reduced: str, ranks: str) -> None:
-    for line in script.source.calls("wait"):
+    for line in calls(script.source, "wait"):
         statement = script.source.statement(line)
         loops = [script.source.loop_at(number) for number in script.source.loops(line)]
         if statement and loops and isinstance(loops[0], ast.For) and isinstance(statement, ast.Expr):
@@ -525,7 +526,7 @@ def save_on_rank_0(script: Script) -> None:
 
 def copy_the_reference(script: Script) -> None:
     """Makes a reference a frozen copy of the policy, in place of another name for it."""
-    statement = script.only(written(Source.aliases))
+    statement = script.only(written(aliases))
     if isinstance(statement, ast.Assign) and "copy" in script.source.imports:
         policy = script.edits.code(statement.value)
         script.edits.replace(statement.value, f"copy.deepcopy({policy}).eval().requires_grad_(False)")
