@@ -39,10 +39,11 @@ from corpus.healthy import STARTS_RANKS_ITSELF, STEPS, ranks_of
 from corpus.judge import Row, judged, judged_again, said, table_of
 from corpus.twin import SCRIPTS, Fault, Healthy, Twin, file_of, text_of
 
+from budget import budget
 from fork_servers import fork_servers
 
 RECORD, TABLE, PLAIN = "twins.jsonl", "table.md", "plain.jsonl"
-HANGS_S = 60  # after which a check counts as hanging
+HANGS = 180  # imports of torch, in whose time a check that has not ended counts as hanging
 STALL_S = "25"  # of the command's own watch over a silent training
 
 
@@ -77,7 +78,7 @@ def checked(twin: Twin, nproc: int) -> Row:
             start_new_session=True,
         )
         try:
-            output, error = process.communicate(timeout=HANGS_S)
+            output, error = process.communicate(timeout=budget(HANGS))
             end = "ended"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
