@@ -39,7 +39,7 @@ def hidden_modules() -> list[str]:
     names = sys.stdlib_module_names - set(sys.builtin_module_names)
     specs = (PathFinder.find_spec(name, before) for name in sorted(names))
     origins = (str(spec.origin) for spec in specs if spec and spec.has_location)
-    return [each for each in origins if not each.startswith(own)]
+    return [origin for origin in origins if not origin.startswith(own)]
 
 
 if __name__ == "__main__":

@@ -362,7 +362,7 @@ class Run:
         step_s = self.meter.finish()
         if self._listeners:
             self._listeners.report(self.meter)
-        seen = self._observer
+        observer = self._observer
         return TrainingRecord(
             losses=self.meter.losses,
             step_of=self.meter.step_of,
@@ -373,14 +373,14 @@ class Run:
             fetch_s=self.meter.fetch_s,
             fetch_cpu_s=self.meter.fetch_cpu_s,
             began_at=self.began_at,
-            start_digests=seen.start_digests if seen else [],
-            autocast=bool(seen and seen.autocast),
-            micro_batches=seen.micro_batches if seen else [],
-            later=seen.rows_of_later_epochs(self.schedule) if seen else {},
-            rates=seen.rates if seen else [],
+            start_digests=observer.start_digests if observer else [],
+            autocast=bool(observer and observer.autocast),
+            micro_batches=observer.micro_batches if observer else [],
+            later=observer.rows_of_later_epochs(self.schedule) if observer else {},
+            rates=observer.rates if observer else [],
             skipped_steps=self.count.skipped,
             resumed_from=self.count.first,
-            end_digests=seen.end_digests if seen else {},
-            divided=seen.divided if seen else {},
-            state=seen.state if seen else {},
+            end_digests=observer.end_digests if observer else {},
+            divided=observer.divided if observer else {},
+            state=observer.state if observer else {},
         )

@@ -169,12 +169,12 @@ def _with_lines(finding: Finding, pair: RecordPair, recordings: Sequence[Recordi
     if finding.answer != "differs":
         return finding
     first, second = recordings
-    (ours,) = located([finding], first.ranks, first.sources)
+    (in_first,) = located([finding], first.ranks, first.sources)
     divergence = finding.divergence
     if divergence and divergence.tensor:
         divergence = replace(divergence, tensor=pair.named_in_second(divergence.tensor))
-    (theirs,) = located([replace(finding, divergence=divergence)], second.ranks, second.sources)
-    return replace(finding, sites=theirs.sites[:SITES], expected_sites=ours.sites[:SITES])
+    (in_second,) = located([replace(finding, divergence=divergence)], second.ranks, second.sources)
+    return replace(finding, sites=in_second.sites[:SITES], expected_sites=in_first.sites[:SITES])
 
 
 def _in_place(finding: Finding, sides: Sequence[Side], top: Path, revision: Revision | None) -> Finding:

@@ -54,8 +54,8 @@ class Side:
         names = ["root", *["folder"] * LEVELS, *top.parts[1:]]
         side = cls(run, Path(folder, *names[-above - 1 :]), place)
         copy_folder(top, side.top, started, without)
-        for each in (run, other):
-            copy_beside(ScriptPlan("", started, each.script, each.arguments, module=each.module), side.work)
+        for side_run in (run, other):
+            copy_beside(ScriptPlan("", started, side_run.script, side_run.arguments, module=side_run.module), side.work)
         _remove_bytecode(side.top)
         return side
 

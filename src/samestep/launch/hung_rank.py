@@ -269,7 +269,9 @@ def recorded(text: str) -> Recorded:
     for collective in entered:
         last[collective.group] = max(collective.number, last.get(collective.group, 0))
     waiting = tuple(collective for collective in entered if not collective.retired)
-    return Recorded(last, waiting, {(each.group, each.number): each.created_ns for each in entered})
+    return Recorded(
+        last, waiting, {(collective.group, collective.number): collective.created_ns for collective in entered}
+    )
 
 
 def _post(path: Path) -> str:

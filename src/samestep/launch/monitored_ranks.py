@@ -41,9 +41,9 @@ class _Work:
         self.at, self.cpu_s, self.io_bytes = time.monotonic(), 0.0, 0
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            for each in (process, *process.children(recursive=True)):
+            for member in (process, *process.children(recursive=True)):
                 with suppress(psutil.Error, AttributeError):
-                    times, io = each.cpu_times(), each.io_counters()
+                    times, io = member.cpu_times(), member.io_counters()
                     self.cpu_s += times.user + times.system
                     self.io_bytes += getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
 
@@ -214,7 +214,7 @@ class MonitoredRanks:
             path = self._folder / f"error-rank{error.rank}.json"
             return message("first_error_of_rank", rank=error.rank, why=error.message, file=path)
         left = sorted((when, number, pulse) for number, (when, pulse, _) in self._left.items())
-        silently = [each for each in left if not (self._folder / f"error-rank{each[1]}.json").exists()]
+        silently = [departure for departure in left if not (self._folder / f"error-rank{departure[1]}.json").exists()]
         if not silently or (error and error.time < silently[0][0] - MOST_S):
             return message("only_lost_peers", rank=error.rank, why=error.message) if error else None
         _, number, pulse = silently[0]

@@ -120,7 +120,7 @@ class Chain:
         parameters that begin with its values."""
         if self._traced:
             numbers = {stage: number for number, stage in enumerate(self._traced.stages)}
-            return [[f"stage {numbers[stage]}: {n}" for stage, n in of.items()] for of in self._traced.copies]
+            return [[f"stage {numbers[stage]}: {n}" for stage, n in copy.items()] for copy in self._traced.copies]
         embeddings = {
             id(part.weight) for m in self.modules.values() for part in m.modules() if isinstance(part, nn.Embedding)
         }
@@ -154,7 +154,9 @@ class Chain:
             if len(columns) != micro_batches * len(self.replicas):
                 break
             arrays = {
-                LOCAL.format(n, name): compress(g).numpy() for n, of in enumerate(columns) for name, g in of.items()
+                LOCAL.format(n, name): compress(g).numpy()
+                for n, column in enumerate(columns)
+                for name, g in column.items()
             }
             write_arrays(self._out / f"rank0.{STEP.format(step)}.npz", arrays)
             share = 1 / len(self.replicas) / (micro_batches if reduction == "mean" else 1)
@@ -252,9 +254,9 @@ class Chain:
     def _norms(self, columns: Sequence[Gradients], share: float) -> tuple[Mapping[str, float], float]:
         """Returns (parameter -> the norm of its mean gradient, the norm of all)."""
         sums = {
-            name: torch.stack([of[name].double() for of in columns if name in of]).sum(0) * share
+            name: torch.stack([column[name].double() for column in columns if name in column]).sum(0) * share
             for name in self.weights
-            if any(name in of for of in columns)
+            if any(name in column for column in columns)
         }
         once = {name: float(total.norm()) for name, total in sums.items()}
         norms = dict(once)

@@ -83,12 +83,12 @@ class TrainingMode:
     """Whether a training forward in training mode was seen. Until then the forwards in evaluation mode, with gradients,
     may be those of a training with frozen BatchNorm. A process trains in one of the two."""
 
-    seen = False
+    was_seen = False
 
 
 def trains(module: nn.Module) -> bool:
     """Whether a forward of a module is a training one, and no evaluation."""
-    return torch.is_grad_enabled() and (not TrainingMode.seen or is_in_training_mode(module))
+    return torch.is_grad_enabled() and (not TrainingMode.was_seen or is_in_training_mode(module))
 
 
 def in_backward() -> bool:

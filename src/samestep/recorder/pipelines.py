@@ -112,9 +112,9 @@ class Pipelines:
         self._module_of = module_of = pipe.get_stage_module
 
         @functools.wraps(module_of)
-        def new_module_of(of: Any, stage_idx: int) -> Any:
-            self._pipe = of if self._keep else None
-            return module_of(of, stage_idx)
+        def new_module_of(traced_pipe: Any, stage_idx: int) -> Any:
+            self._pipe = traced_pipe if self._keep else None
+            return module_of(traced_pipe, stage_idx)
 
         pipe.get_stage_module = new_module_of
         schedule.__init__ = self._noting(schedule.__init__, "pipeline schedule")
@@ -122,25 +122,29 @@ class Pipelines:
         check, forward, loss = schedule._check_inputs, stage.forward_one_chunk, schedule._maybe_compute_loss
 
         @functools.wraps(check)
-        def new_check(of: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, *rest: Any) -> Any:
-            checked = check(of, arg_mbs, kwarg_mbs, target_mbs, *rest)
-            if of._has_backward and torch.is_grad_enabled():
+        def new_check(
+            running_schedule: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, *rest: Any
+        ) -> Any:
+            checked = check(running_schedule, arg_mbs, kwarg_mbs, target_mbs, *rest)
+            if running_schedule._has_backward and torch.is_grad_enabled():
                 self._note("pipeline step")
-                self._begin(of, checked[0], checked[1], target_mbs)
+                self._begin(running_schedule, checked[0], checked[1], target_mbs)
             return checked
 
         @functools.wraps(forward)
-        def new_forward(of: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if self._keep and self.kept.calls and of.has_backward:
-                self.kept.calls[-1].random_states[of.stage_index, fwd_chunk_id] = random_states()
-            return forward(of, fwd_chunk_id, *args, **kwargs)
+        def new_forward(running_stage: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if self._keep and self.kept.calls and running_stage.has_backward:
+                self.kept.calls[-1].random_states[running_stage.stage_index, fwd_chunk_id] = random_states()
+            return forward(running_stage, fwd_chunk_id, *args, **kwargs)
 
         @functools.wraps(loss)
-        def new_loss(of: Any, of_stage: Any, *args: Any, **kwargs: Any) -> Any:
-            before = len(of._internal_losses)
-            result = loss(of, of_stage, *args, **kwargs)
-            if of._has_backward and self.kept.calls:
-                self.kept.calls[-1].losses += [float(value.detach()) for value in of._internal_losses[before:]]
+        def new_loss(running_schedule: Any, last_stage: Any, *args: Any, **kwargs: Any) -> Any:
+            before = len(running_schedule._internal_losses)
+            result = loss(running_schedule, last_stage, *args, **kwargs)
+            if running_schedule._has_backward and self.kept.calls:
+                self.kept.calls[-1].losses += [
+                    float(value.detach()) for value in running_schedule._internal_losses[before:]
+                ]
                 self.kept.calls[-1].loss_kwargs = copied(
                     dict((args[3:4] or (None,))[0] or kwargs.get("loss_kwargs") or {})
                 )

@@ -237,7 +237,7 @@ class Recorder:
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
         self._optimizer_steps.only = optimizer
-        patches.TrainingMode.seen = patches.is_in_training_mode(model)
+        patches.TrainingMode.was_seen = patches.is_in_training_mode(model)
         self._add_module(model)
 
     def release(self) -> None:
@@ -342,8 +342,8 @@ class Recorder:
     def _restart_if_needed(self, module: nn.Module) -> None:
         """Forgets forwards that turn out to be no training, and steps that this rank has taken alone."""
         mode = patches.TrainingMode
-        if torch.is_grad_enabled() and not mode.seen and patches.is_in_training_mode(module):
-            mode.seen = True
+        if torch.is_grad_enabled() and not mode.was_seen and patches.is_in_training_mode(module):
+            mode.was_seen = True
             if self.window.micro_batches and not self.steps and not self.window.done:
                 self._forget_forwards()
         is_new = bool(self.steps) and not any(map(self.parameters.is_trained, module.parameters()))

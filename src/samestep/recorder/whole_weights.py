@@ -118,13 +118,13 @@ def numbered_modules(whole: Shapes, ranks: Sequence[Shapes]) -> dict[str, tuple[
     found = {}
     for prefix, numbers in lists.items():
         held = [{int(n.removeprefix(prefix).split(".")[0]) for n in r if _is_below(n, prefix)} for r in ranks]
-        each = len(held[0])
-        are_local = each and all(numbers_held == {*range(each)} for numbers_held in held)
-        if not are_local or numbers != {*range(each * len(ranks))} or len(ranks) < 2:
+        per_rank = len(held[0])
+        are_local = per_rank and all(numbers_held == {*range(per_rank)} for numbers_held in held)
+        if not are_local or numbers != {*range(per_rank * len(ranks))} or len(ranks) < 2:
             continue
         for name in (name for name in whole if _is_below(name, prefix)):
             number, _, rest = name.removeprefix(prefix).partition(".")
-            place, local = divmod(int(number), each)
+            place, local = divmod(int(number), per_rank)
             found[name] = place, f"{prefix}{local}.{rest}"
     return found
 

@@ -41,21 +41,21 @@ POLL_S = 0.01  # between two checks for workers that have ended
 Main = Callable[[list[str]], None]
 
 
-def serve(of: str, main: Main) -> None:
-    """Serves the parent process through stdin and stdout. of: 'ranks', 'reference' or 'tests', what it forks."""
+def serve(kind: str, main: Main) -> None:
+    """Serves the parent process through stdin and stdout. kind: 'ranks', 'reference' or 'tests', what it forks."""
     die_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported
-    _preload(of)
+    _preload(kind)
     _answer(answers, ForkAnswer(threads=threads(), pid=os.getpid()))
     _serve(0, answers, main)
 
 
-def listen(of: str, path: str, preloads: Sequence[str], main: Main) -> None:
+def listen(kind: str, path: str, preloads: Sequence[str], main: Main) -> None:
     """Listens on the Unix socket `path` and forks a server for each connection: for tests, and for ranks that have
     imported `preloads` besides torch and this package."""
     die_with_parent()
-    _preload(of, preloads)
+    _preload(kind, preloads)
 
     def serve_connection(connection: socket.socket) -> None:
         _answer(connection.fileno(), ForkAnswer(threads=threads(), pid=os.getpid()))
@@ -72,10 +72,10 @@ def threads() -> int:
         return 1
 
 
-def _preload(of: str, preloads: Sequence[str] = ()) -> None:
+def _preload(kind: str, preloads: Sequence[str] = ()) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # who has asked CUDA itself cannot fork a user of it
     with without_collections():
-        of_tests = OF_TESTS if of == "tests" else ()
+        of_tests = OF_TESTS if kind == "tests" else ()
         of_ranks = [
             "samestep.recorder.run_script",
             *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names())),
@@ -83,7 +83,7 @@ def _preload(of: str, preloads: Sequence[str] = ()) -> None:
         for name in (
             *PRELOADED,
             *of_tests,
-            *(of_ranks if of == "ranks" else ()),
+            *(of_ranks if kind == "ranks" else ()),
             *preloads,
         ):  # the reference uses no engine
             importlib.import_module(name)

@@ -120,10 +120,12 @@ class StepJudge:
 
     def _rows(self) -> Finding | None:
         pairs = list(enumerate(zip(self.step.ranks, self.replay.micro_batches)))
-        odd = [rank for rank, (seen, played) in pairs if seen.indices != [list(part.indices) for part in played]]
+        odd = [
+            rank for rank, (recorded, played) in pairs if recorded.indices != [list(part.indices) for part in played]
+        ]
         if odd:
             return self._found("spot_check_rows_differ", odd, exact=True)
-        odd = [rank for rank, (seen, played) in pairs if seen.digests != [part.digests for part in played]]
+        odd = [rank for rank, (recorded, played) in pairs if recorded.digests != [part.digests for part in played]]
         return self._found("spot_check_data_differ", odd, exact=True) if odd else None
 
     def _rates(self) -> Finding | None:

@@ -160,8 +160,10 @@ class ReferencePlayer:
 
     def _task(self, name: str, dtype: str, subset: Subset | None = None) -> ProveTask:
         """Returns a training of the proof, at the rate that is taken so far. subset: None: the plan's."""
-        of, rate = subset or Subset(self.plan.steps, self.plan.replicas, self.plan.rows), self.sgd_lr or SGD_LR
-        return ProveTask(name, of.steps, dtype, of.replicas, rate, rows=of.rows, extremes=self.plan.extremes)
+        subset, rate = subset or Subset(self.plan.steps, self.plan.replicas, self.plan.rows), self.sgd_lr or SGD_LR
+        return ProveTask(
+            name, subset.steps, dtype, subset.replicas, rate, rows=subset.rows, extremes=self.plan.extremes
+        )
 
     def _played_in_own_dtype(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout with the job's tensors as they are. The record has the reason where they cannot train so."""
@@ -538,11 +540,11 @@ class StepsPlayed:
         self.phase = f"reference {training}, {layout.replicas} replica{'' if layout.replicas == 1 else 's'}{what}"
         self._write(self.phase)
 
-    def after_step(self, step: int, of: int) -> None:
-        """Counts a step, of `of` in its training."""
+    def after_step(self, step: int, steps: int) -> None:
+        """Counts a step of a training of so many."""
         self.done += 1
         if time.monotonic() - self.written_at > EVERY_S:
-            self._write(f"{self.phase}: step {step + 1} of {of}")
+            self._write(f"{self.phase}: step {step + 1} of {steps}")
 
     def skip(self, layouts: Iterable[LayoutPlan]) -> None:
         """Leaves out layouts that train as one that was played."""

@@ -145,9 +145,9 @@ def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: Pu
 
     sources: the files that they are in. folder: which a patch's name of a file is relative to.
     """
-    seen = {finding.message.id for finding in results.findings}
-    unseen = [finding for finding in never_runs(ranks, sources) if finding.message.id not in seen]
-    findings = located(with_schedules([*results.findings, *unseen], ranks, sources), ranks, sources)
+    found_ids = {finding.message.id for finding in results.findings}
+    added = [finding for finding in never_runs(ranks, sources) if finding.message.id not in found_ids]
+    findings = located(with_schedules([*results.findings, *added], ranks, sources), ranks, sources)
     return replace(
         _with_findings(results, findings),
         findings=[_with_patch(finding, ranks, sources, folder) for finding in findings],

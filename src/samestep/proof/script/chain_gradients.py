@@ -69,17 +69,17 @@ class ChainGradients:
     def wanted(self, name: str, columns: Sequence[Gradients] | None = None) -> Array | None:
         """Returns what the whole model's gradient is, of all columns or some; of a tied weight that of all copies."""
         names = next((group for group in self.chain.ties if name in group), [name])
-        parts = [of[n] for of in (self.columns if columns is None else columns) for n in names if n in of]
+        parts = [column[n] for column in (self.columns if columns is None else columns) for n in names if n in column]
         return np.sum(parts, axis=0) * self.share if parts else None
 
     def rounding(self, name: str) -> float:
         """Returns how far apart two computations of a gradient may be."""
-        parts = [norm(of[name]) for of in self.columns if name in of]
+        parts = [norm(column[name]) for column in self.columns if name in column]
         return self.close * self.share * max(sum(parts), 1e-3 * self.largest * len(self.columns))
 
     @property
     def largest(self) -> float:
-        return max((norm(array) for of in self.columns for array in of.values()), default=0.0)
+        return max((norm(array) for column in self.columns for array in column.values()), default=0.0)
 
     def judged(self, rank: int, stage: int) -> list[str]:
         """Returns the parameters of a stage whose gradient is no rounding, of those that the rank holds."""
@@ -142,7 +142,7 @@ class ChainGradients:
 
     def _is_one_copy(self, rank: int, name: str) -> bool:
         """Whether a tied weight's gradient is that of this copy alone."""
-        parts = [of[name] for of in self.columns if name in of]
+        parts = [column[name] for column in self.columns if name in column]
         found = self.before[rank].get(name)
         if found is None or not parts:
             return False
@@ -174,7 +174,7 @@ class ChainGradients:
         expected = np.zeros_like(target)
         for number, weight in enumerate(weights):
             at = slice(number * self.per_call, (number + 1) * self.per_call)
-            columns = [of for replica in replicas for of in self.of_replica(replica)[at]]
+            columns = [column for replica in replicas for column in self.of_replica(replica)[at]]
             parts = [self.wanted(name, columns) for name in names]
             if any(part is None for part in parts):
                 return False
@@ -186,7 +186,7 @@ class ChainGradients:
         """Whether to a stage's gradients those of other stages' parameters are added, which have the same place."""
         for name in names:
             local = name.partition(": ")[2]
-            others = [other for of in self.chain.stages for other in of if other.partition(": ")[2] == local]
+            others = [other for stage in self.chain.stages for other in stage if other.partition(": ")[2] == local]
             parts = [self.wanted(other) for other in others if other != name]
             found, wanted = self.before[rank].get(name), self.wanted(name)
             same = [part for part in parts if part is not None and wanted is not None and part.shape == wanted.shape]
@@ -202,10 +202,14 @@ class ChainGradients:
     def _left_out(self, rank: int, names: Sequence[str]) -> list[int]:
         """Returns the micro-batches of which nothing is in some gradients; [] where that does not explain them."""
         found = [self.before[rank].get(name) for name in names]
-        if any(array is None for array in found) or any(name not in of for of in self.columns for name in names):
+        if any(array is None for array in found) or any(
+            name not in column for column in self.columns for name in names
+        ):
             return []
         target = np.concatenate([array for array in found if array is not None])
-        columns = np.stack([np.concatenate([of[name] for name in names]) for of in self.columns], axis=1) * self.share
+        columns = (
+            np.stack([np.concatenate([column[name] for name in names]) for column in self.columns], axis=1) * self.share
+        )
         if len(target) <= columns.shape[1]:
             return []
         weights, *_ = np.linalg.lstsq(columns, target, rcond=None)

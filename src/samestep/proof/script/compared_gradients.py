@@ -138,8 +138,8 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
     does, a script may have other numbers that give the same one. differ: whether it does."""
     said: list[Finding] = []
     last = min(number + 1, pair.steps) if differ else pair.steps
-    counts = [tuple(len(step.micro_batches) for step in pair.steps_of_rank_0(each)) for each in range(last)]
-    apart = next((each for each, (first, second) in enumerate(counts) if first != second), None)
+    counts = [tuple(len(step.micro_batches) for step in pair.steps_of_rank_0(index)) for index in range(last)]
+    apart = next((index for index, (first, second) in enumerate(counts) if first != second), None)
     # On fewer ranks a script may accumulate more: the rows say whether it has.
     if apart is not None and differ and not pair.on_other_ranks:
         first, second = counts[apart]
@@ -148,15 +148,15 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
         said.append(differs("micro-batches", what, cause, step=apart, expected=first, found=second))
     elif apart is not None:
         said.append(Finding("micro-batches", "right", message("other_micro_batches_same_gradient")))
-    losses = [(loss_of(pair.first, each), loss_of(pair.second, each)) for each in range(last)]
+    losses = [(loss_of(pair.first, index), loss_of(pair.second, index)) for index in range(last)]
     if any(None in pair_of_losses for pair_of_losses in losses):
         return [*said, Finding("loss", "unknown", message("loss_values_not_recorded"))]
     others = [
-        each
-        for each, (first, second) in enumerate(losses)
+        index
+        for index, (first, second) in enumerate(losses)
         if first is not None
         and second is not None
-        and not math.isclose(first, second, rel_tol=_loss_bound(pair, each, differ), abs_tol=1e-9)
+        and not math.isclose(first, second, rel_tol=_loss_bound(pair, index, differ), abs_tol=1e-9)
     ]
     if not others:
         return [*said, Finding("loss", "right", message("losses_are_the_same", steps=last))]

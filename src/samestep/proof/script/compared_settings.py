@@ -124,13 +124,13 @@ def schedules(pair: RecordPair) -> list[Finding]:
     first, second = pair.first[0].schedules, pair.second[0].schedules
     if not first or [schedule.kind for schedule in first] != [schedule.kind for schedule in second]:
         return []
-    for ours, theirs in zip(first, second):
-        length = {"length": ours.length}, {"length": theirs.length}
-        values = {**length[0], **ours.values}, {**length[1], **theirs.values}
+    for first_schedule, second_schedule in zip(first, second):
+        length = {"length": first_schedule.length}, {"length": second_schedule.length}
+        values = {**length[0], **first_schedule.values}, {**length[1], **second_schedule.values}
         for key in values[0]:
             if key in values[1] and not _same_in_groups(values[0][key], values[1][key]):
-                expected, found = (message("setting_is", name=key, value=each[key]) for each in values)
-                cause = message("schedule_made_otherwise", kind=ours.kind)
+                expected, found = (message("setting_is", name=key, value=side[key]) for side in values)
+                cause = message("schedule_made_otherwise", kind=first_schedule.kind)
                 what = "setting of the schedule"
                 return [differs("schedule", what, cause, step=pair.steps, expected=expected, found=found)]
     untold = [

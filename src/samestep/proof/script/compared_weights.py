@@ -85,7 +85,9 @@ def _at_the_end(pair: RecordPair) -> Finding:
         first, second = (record.arrays(END) for record in (pair.first_record, pair.second_record))
     except TrainingFailed:
         return Finding(QUESTION, "unknown", message("weights_not_kept"))
-    start, second = ({pair.names.get(name, name): array for name, array in of.items()} for of in (start, second))
+    start, second = (
+        {pair.names.get(name, name): array for name, array in arrays.items()} for arrays in (start, second)
+    )
     names = [name for name in shared_arrays(first, second) if name in start]
     moved = norm_of_all({name: first[name].astype(float) - start[name] for name in names}, names)
     if not names or not moved:
@@ -125,7 +127,7 @@ def averages(pair: RecordPair) -> list[Finding]:
             return [Finding(question, "unknown", message("averages_not_compared", step=number))]
         if apart:
             digests = [changed[0].get(apart[0]), changed[1].get(names[apart[0]])]
-            expected, found = (message("stays_as_it_was") if each is None else digest(each) for each in digests)
+            expected, found = (message("stays_as_it_was") if value is None else digest(value) for value in digests)
             cause = message("same_weights_other_average", network=first[apart[0]].network)
             what = "frozen weights after the step"
             return [differs(question, what, cause, step=number, tensor=apart[0], expected=expected, found=found)]
@@ -187,7 +189,7 @@ def buffers(pair: RecordPair) -> list[Finding]:
     pairs: Sequence[tuple[str, int, int]] = [
         (name, value, second.get(name, other)) for (name, value), other in zip(first.items(), second.values())
     ]
-    name, value, other = next((each for each in pairs if each[1] != each[2]), pairs[0])
+    name, value, other = next((entry for entry in pairs if entry[1] != entry[2]), pairs[0])
     cause = message("same_rows_other_statistics")
     what = "buffer after the step"
     return [differs(question, what, cause, step=0, tensor=name, expected=digest(value), found=digest(other))]

@@ -119,7 +119,7 @@ def _start(pair: RecordPair) -> Finding:
     if apart := [(name, other) for other, name in pair.names.items() if is_frozen(name) != is_frozen(other)]:
         name, other = apart[0]
         cause = message("trained_in_one_alone", parameters=len(apart))
-        states = [message("is_frozen" if is_frozen(each) else "is_trained") for each in (name, other)]
+        states = [message("is_frozen" if is_frozen(parameter) else "is_trained") for parameter in (name, other)]
         tensor = name.removesuffix(FROZEN)
         return differs(question, "parameters", cause, tensor=tensor, expected=states[0], found=states[1])
     if names := sorted(first.start.keys() ^ second.start.keys()):

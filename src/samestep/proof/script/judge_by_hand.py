@@ -111,7 +111,7 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_r
 
 def _after_gradients(finding: Finding, gradients: Sequence[Finding]) -> Finding:
     """Returns a finding; where weights come apart by gradients that have, no finding of its own."""
-    steps = [each.divergence.order for each in gradients if each.divergence]
+    steps = [found.divergence.order for found in gradients if found.divergence]
     if not steps or not finding.divergence or finding.message.id != DRIFT or finding.divergence.order < min(steps):
         return finding
     return Finding(finding.question, "unknown", message("gradients_came_apart_before"))
@@ -237,7 +237,7 @@ def _initial_weights(division: Division, ranks: Ranks) -> Finding:
         axis = division.axis
         if division.layout.like(holders[place][0]) == division.layout.like(holders[0][0]):
             axis = "data"
-        starts = [(name, {ranks[rank].start.get(held) for rank, held in of}) for name, of in _holders(division)]
+        starts = [(name, {ranks[rank].start.get(held) for rank, held in places}) for name, places in _holders(division)]
         different = len({name for name, values in starts if len(values) > 1})
         cause = message("replica_begins_apart", axis=axis, different=different, plan=None)
         return differs(

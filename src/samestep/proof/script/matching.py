@@ -34,9 +34,9 @@ def matched(
     """
     names: dict[str, str] = {}
     for digest in dict.fromkeys(second.values()):
-        ours = [name for name, other in first.items() if other == digest]
-        theirs = [name for name, other in second.items() if other == digest]
-        names |= _among(ours, theirs, first_gradients, second_gradients)
+        first_names = [name for name, other in first.items() if other == digest]
+        second_names = [name for name, other in second.items() if other == digest]
+        names |= _among(first_names, second_names, first_gradients, second_gradients)
     left = [name for name in first if name not in {*names.values()}]
     others = [name for name in second if name not in names]
     names |= {name: name for name in others if name in left}
@@ -55,19 +55,22 @@ def _sizes(gradients: Mapping[str, Array], names: Sequence[str]) -> list[int | N
 
 
 def _among(
-    ours: list[str], theirs: list[str], first_gradients: Mapping[str, Array], second_gradients: Mapping[str, Array]
+    first_names: list[str],
+    second_names: list[str],
+    first_gradients: Mapping[str, Array],
+    second_gradients: Mapping[str, Array],
 ) -> dict[str, str]:
-    """Matches parameters that begin with the same weights. ours, theirs: of the first and of the second recording."""
+    """Matches parameters that begin with the same weights, by their names in the first and the second recording."""
 
     def same_bits(name: str, other: str) -> bool:
-        ours, theirs = first_gradients.get(name), second_gradients.get(other)
-        return ours is not None and theirs is not None and np.array_equal(ours, theirs)
+        first, second = first_gradients.get(name), second_gradients.get(other)
+        return first is not None and second is not None and np.array_equal(first, second)
 
     def close(name: str, other: str) -> bool:
-        ours, theirs = first_gradients.get(name), second_gradients.get(other)
-        if ours is None or theirs is None or ours.shape != theirs.shape or not norm(ours):
+        first, second = first_gradients.get(name), second_gradients.get(other)
+        if first is None or second is None or first.shape != second.shape or not norm(first):
             return False
-        return norm(ours - theirs) <= CLOSE * norm(ours)
+        return norm(first - second) <= CLOSE * norm(first)
 
     def same_name(name: str, other: str) -> bool:
         return name == other
@@ -86,9 +89,9 @@ def _among(
     ]
     names: dict[str, str] = {}
     for test in tests:
-        for other in [name for name in theirs if name not in names]:
+        for other in [name for name in second_names if name not in names]:
             taken = {*names.values()}
-            if found := next((name for name in ours if name not in taken and test(name, other)), None):
+            if found := next((name for name in first_names if name not in taken and test(name, other)), None):
                 names[other] = found
     return names
 

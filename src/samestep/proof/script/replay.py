@@ -169,10 +169,12 @@ def _gradients(
 
 def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding | None:
     """Finds an engine's own clipping to another norm than in one process, which an optimizer as Adam may hide."""
-    limits = [{g.values.get(ENGINE_CLIPPING) for s in of.steps for g in s.settings} for of in (rank, one_process)]
+    limits = [
+        {g.values.get(ENGINE_CLIPPING) for s in record.steps for g in s.settings} for record in (rank, one_process)
+    ]
     if limits[0] == limits[1]:
         return None
-    found, expected = (next(iter(sorted(filter(None, of))), 0.0) for of in limits)
+    found, expected = (next(iter(sorted(filter(None, values))), 0.0) for values in limits)
     cause = message("clipping_depends_on_ranks")
     return differs(GRADIENT, "limit of clipping", cause, step=0, expected=expected, found=found)
 

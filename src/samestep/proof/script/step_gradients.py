@@ -200,7 +200,10 @@ class StepGradients:
         gradient of the mean over all rows is of the ranks' means; None where that does not give it. The micro-batch is
         that whose weights are the farthest from even."""
         names = [name for name in self.names if name in wanted]
-        parts = [[np.concatenate([of[name][m] for name in names]) for m in range(self._recorded)] for of in self.local]
+        parts = [
+            [np.concatenate([arrays[name][m] for name in names]) for m in range(self._recorded)]
+            for arrays in self.local
+        ]
         columns = np.stack([part for of_rank in parts for part in of_rank], axis=1) * self.factor
         pair = (self.reduced[0], wanted)
         recorded, target = (np.concatenate([arrays[name] for name in names]) for arrays in pair)

@@ -135,8 +135,8 @@ def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
     step_s = late.seconds / late.steps
     parts = _parts(late, others)
     if not parts:
-        own, theirs = late.looks_at_line, late.others_at_line
-        is_known = own > theirs and own - theirs >= CHANCE * math.sqrt(own + theirs)
+        at_line, others_at_line = late.looks_at_line, late.others_at_line
+        is_known = at_line > others_at_line and at_line - others_at_line >= CHANCE * math.sqrt(at_line + others_at_line)
         at, often, looks = (late.line, late.looks_at_line, late.looks) if is_known else (None, None, None)
         why = message("slow_outside_of_loading_and_computing", often=often, looks=looks, line=at)
     elif len(parts) == 1:

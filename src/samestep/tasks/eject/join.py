@@ -250,10 +250,14 @@ class Joined:
         """The names of a source that the script needs, or that it reads when it starts."""
         names = {name for module, name in self.roots if module == source.name}
         names |= {
-            name for each in self.sources.values() for module, name in each.links.values() if module == source.name
+            name for other in self.sources.values() for module, name in other.links.values() if module == source.name
         }
-        names |= {n for each in self.kept[source.name] if not each.is_plain_definition for n in each.uses}
-        while more := {used for n in names for each in source.binders.get(n, []) for used in each.uses} - names:
+        names |= {
+            n for statement in self.kept[source.name] if not statement.is_plain_definition for n in statement.uses
+        }
+        while (
+            more := {used for n in names for statement in source.binders.get(n, []) for used in statement.uses} - names
+        ):
             names |= more
         return names
 
@@ -294,8 +298,8 @@ class Joined:
             if place in visited:
                 continue
             visited.add(place)
-            of, name = place
-            source = self.sources[of]
+            holder, name = place
+            source = self.sources[holder]
             if name in source.links:
                 link = source.links[name]
                 waiting.append(self.stands_for.get(link, link))
@@ -304,7 +308,7 @@ class Joined:
                 else:
                     waiting.pop()
             for statement in source.binders.get(name, []):
-                waiting += [(of, used) for used in statement.uses]
+                waiting += [(holder, used) for used in statement.uses]
         return earlier - {module}
 
 

@@ -20,7 +20,7 @@ def literal(value: Any) -> str:
         inner = ", ".join(map(literal, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(key)}: {literal(of)}" for key, of in value.items()) + "}"
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     if value is None or type(value) in (bool, int, float):
         return repr(value)
     raise UserError(
