@@ -10,8 +10,8 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.script.by_hand import Division, draw_apart, losses_of, same_loss
-from samestep.proof.script.findings import Ranks, differs
-from samestep.proof.script.first_module import at_module, first_module_apart, module_name
+from samestep.proof.script.findings import Ranks, differs, module_name
+from samestep.proof.script.first_module import first_module_apart
 from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
 from samestep.proof.script.step_gradients import ROUNDING, Array, norm, norm_of_all
 from samestep.records.findings import Finding, Question
@@ -167,7 +167,7 @@ def replayed_gradients(
             expected=message("a_norm", norm=norm(wanted)),
             found=found,
         )
-        return [at_module(finding, ranks)]
+        return [finding]
     fed = message("fed_as_one")
     size_told = told_ranks if told_ranks == len(ranks) else None
     said = message("gradient_of_one_process", distance=first, fed=fed, means=None, told=size_told)

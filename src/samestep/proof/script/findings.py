@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samestep.message import Message
+from samestep.message import Message, message
 from samestep.records.findings import Finding, Question
 from samestep.records.results import Divergence
 from samestep.records.script import ScriptRecord
@@ -62,3 +62,8 @@ def rank_apart(values: Sequence[Any]) -> int:
 def digest(value: int) -> str:
     """Returns the first digits of a digest, to be shown."""
     return f"{value:x}"[:8]
+
+
+def module_name(module: str) -> str | Message:
+    """Returns how a module is called: by its name, which the whole model has not."""
+    return module or message("the_model_itself")

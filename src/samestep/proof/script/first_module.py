@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from samestep.message import Message, message
 from samestep.proof.script.by_hand import SAME_LOSS, losses_of
-from samestep.proof.script.findings import Ranks
+from samestep.proof.script.findings import Ranks, module_name
 from samestep.proof.script.replay import coarser_of
 from samestep.records.findings import Finding
 from samestep.records.script import LossRecord, ScriptRecord
@@ -46,7 +46,7 @@ def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Fi
     # Another loss of the same outputs is what means of unequally many targets have, too.
     if cause.id == "loss_of_same_outputs_apart" and _counts_apart(ranks):
         return finding
-    return at_module(replace(finding, message=cause, divergence=replace(divergence, cause=cause)), ranks)
+    return replace(finding, message=cause, divergence=replace(divergence, cause=cause))
 
 
 def _counts_apart(ranks: Ranks) -> bool:
@@ -105,11 +105,6 @@ def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, nu
     )
 
 
-def module_name(module: str) -> str | Message:
-    """Returns how a module is called: by its name, which the whole model has not."""
-    return module or message("the_model_itself")
-
-
 def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis: str, size: int) -> Finding:
     """Returns a finding about gradients; where a module computes something else on the `size` ranks along an axis, with
     that as its cause."""
@@ -122,7 +117,7 @@ def with_module(finding: Finding, ranks: Ranks, one_process: ScriptRecord, axis:
     else:
         return finding
     divergence = replace(finding.divergence, cause=cause) if finding.divergence else None
-    return at_module(replace(finding, message=cause, divergence=divergence), ranks)
+    return replace(finding, message=cause, divergence=divergence)
 
 
 def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[float, float] | None:
@@ -140,15 +135,6 @@ def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[f
     one_loss = max(known) - min(known) <= SAME_LOSS * coarser * abs(expected)
     apart = abs(known[0] - expected) > SAME_LOSS * coarser * abs(expected)
     return (known[0], expected) if is_same and one_loss and apart else None
-
-
-def at_module(finding: Finding, ranks: Ranks) -> Finding:
-    """Returns a finding about a module with the line where its forward begins."""
-    told_as = finding.message.fields.get("module")
-    sites = [
-        module.site for rank in ranks for module in rank.modules if module_name(module.name) == told_as and module.site
-    ]
-    return replace(finding, sites=sites[:1]) if sites else finding
 
 
 def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from samestep.proof.script.findings import Ranks
+from samestep.proof.script.findings import Ranks, module_name
 from samestep.proof.script.source import RANK, RANKS, Source
 from samestep.proof.script.source_search import (
     aliases,
@@ -167,6 +167,13 @@ def parameter(context: Context) -> list[CallSite]:
     made = [record for record in context.calls("model") if name == record.name or name.startswith(f"{record.name}.")]
     made += [record for record in context.calls("model") if not record.name]
     return _sites(sorted(made, key=lambda record: -len(record.name)))[:2]
+
+
+def module_forward(context: Context) -> list[CallSite]:
+    """Returns the line where the forward of a finding's module begins."""
+    name = context.finding.message.fields.get("module")
+    modules = [module for rank in context.ranks for module in rank.modules if module_name(module.name) == name]
+    return [module.site for module in modules if module.site][:1]
 
 
 def planned(context: Context) -> list[CallSite]:
@@ -416,7 +423,9 @@ LINES: Mapping[str, Sequence[Place]] = {
     "not_reduced_along_axis": (beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
     "exchange_is_cut_off": (called("collective", "all_to_all"), GATHER, called("collective"), FORWARD),
     "gradient_incomplete_along_axis": (called("collective", "reduce"), parameter, FORWARD),
-    "module_computes_otherwise": (planned, DIVIDES, parameter, called("collective"), FORWARD),
+    "module_is_given_otherwise": (module_forward, FORWARD),
+    "module_depends_on_ranks": (module_forward, FORWARD),
+    "module_computes_otherwise": (module_forward, planned, DIVIDES, parameter, called("collective"), FORWARD),
     "ranks_compute_otherwise": (called("collective"), parameter, FORWARD, BACKWARD),
     "clipped_by_norm_of_copies": (called("clip"), OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
     "pieces_begin_alike": (SEEDS, parameter),
