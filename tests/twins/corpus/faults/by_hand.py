@@ -109,12 +109,12 @@ FAULTS = (
     ),
     Fault(
         LAYERS,
-        "gradient_scaled_along_axis",
+        "gradients_summed_over_ranks",
         f"                    {DIVIDED}\n",
         "",
         REDUCED,
-        GRADIENT,
-        "along data",
+        ("loss weight",),
+        "added up",
         "replicas' gradients are added up and not divided",
     ),
     Fault(
