@@ -37,7 +37,8 @@ from samestep.world.mesh import Mesh
 FOUR = Mesh(data=2, tensor=2)
 # What a job has none of.
 NOTHING = {"unused": (), "scalars": (), "varying_calls": {}, "phases": {}, "optimizer": "SGD", "needs_closure": False}
-NOTHING |= {"sync_batchnorm": False, "batch_layers": (), "global_batch": 8, "last": "keep", "second": None}
+NOTHING |= {"sync_batchnorm": False, "batch_layers": (), "global_batch": 8, "last": "keep"}
+NOTHING |= {"second_of": lambda _: None}
 GIVEN = ("data=2,tensor=2", "tensor=2, data=2", {"data": 2, "tensor": 2})
 
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from budget import budget, deadline
-from command import DIGITS, samestep
+from command import DIGITS, TESTS, samestep
 from lane_marks import CHECK, FULL
+from mutations.faults.fault import Fault
 from mutations.faults.fifth_rank import FAULTS, of_ranks_above
 from mutations.plant import patched
+from ranks import engine_facts
 from samestep.commands import compare, engine_rows
 from samestep.commands.command_options import VerifyOptions
 from samestep.commands.engine_rows import Row, SecondRow, result_of, with_second
@@ -25,16 +27,28 @@ from samestep.commands.exit_codes import exit_code
 from samestep.engine import Layout, Numerics
 from samestep.errors import UserError
 from samestep.launch.fork_client import SOCKETS
-from samestep.message import as_said
+from samestep.message import as_said, message
 from samestep.proof.plan import second_steps
-from samestep.records.inspection import EngineFacts
+from samestep.records.inspection import EngineFacts, SecondSize
 from samestep.records.plan import second_size
 from samestep.records.results import Divergence, Verdict
-from samestep.report.verdicts import proven_second
+from samestep.report.verdicts import left_out, proven_second
+from samestep.tasks.inspect.engines import on_other_meshes
+from samestep.tasks.inspect.job import inspect_job
+from samestep.world.mesh import Mesh, parse_mesh
 
 TWO = EngineFacts("ddp", available=True, process_kind="group", processes=2)
 FIVE = replace(TWO, processes=5)
 DIVERGENCE = Divergence("sgd", 0, "loss", tensor=None, rank=4, expected=1.0, found=2.0, ranks=5)
+DIVISIBLE = f"{TESTS}/conformance/jobs_divided.py:job"
+THIRD_TENSOR_RANK = Fault(
+    "a part's gradient lost",
+    "engines/tensor.py",
+    "            loss.backward()\n",
+    "            (loss if world.rank <= LAST else loss * 0).backward()\n",
+    ("first gradient",),
+    "",
+)
 AVERAGED = next(fault for fault in FAULTS if fault.name == "gradients averaged over so many ranks at most")
 
 
@@ -62,6 +76,7 @@ def test_of_a_costly_step_it_takes_half_as_many(
     [
         ({}, None),
         ({"also": 8}, 8),
+        ({"also": 6, "mesh": "data=2,tensor=2"}, 6),
         ({"also": "none"}, 0),
         ({"quick": True}, 0),
         ({"quick": True, "also": 5}, 5),
@@ -81,6 +96,7 @@ def test_what_the_options_ask_for(given: dict[str, Any], also: int | None) -> No
         ({"also": 10**6}, "rank_number_too_large"),
         ({"also": 3, "nproc": 3}, "option_has_no_such_value"),
         ({"also": 3, "resume": True}, "second_size_does_not_go_with"),
+        ({"also": 5, "mesh": "data=2,tensor=2"}, "option_has_no_such_value"),
     ],
 )
 def test_a_wrong_number_is_one_sentence(given: dict[str, Any], said: str) -> None:
@@ -126,7 +142,8 @@ def test_where_each_rank_has_a_gpu_they_are_processes(
     devices: tuple[str, ...], no_threads: Any, launcher: str | None
 ) -> None:
     facts = replace(FIVE, devices=devices, no_threads=no_threads, layout=Layout(replicas=5))
-    job: Any = SimpleNamespace(second=SimpleNamespace(ranks=5, varying_calls={}))
+    second = SimpleNamespace(ranks=5, varying_calls={}, refused=None)
+    job: Any = SimpleNamespace(second_of=lambda _: second)
     row = Row("torchrun", replace(TWO, layout=Layout(replicas=2)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_rows, "refusal", lambda *_: None)
@@ -197,6 +214,79 @@ def test_a_fault_of_the_fifth_rank_is_seen_by_a_proof_of_two(
     if code:
         divergence = row["first_divergence"]
         assert (divergence["ranks"], divergence["quantity"]) == (5, "first gradient")
+
+
+def second_mesh(engine: str, mesh: str = "", also: int | None = None, **settings: str) -> SecondSize | None:
+    """The second mesh of an engine, on two ranks or those of `mesh`."""
+    given = parse_mesh(mesh)
+    row = engine_facts(engine, given.size if given else 2, mesh=mesh)
+    facts = inspect_job(
+        DIVISIBLE,
+        settings,
+        row.processes,
+        8,
+        "cpu",
+        fewer=[row.replicas],
+        on_other_meshes=on_other_meshes([row], [], also),
+    )
+    return facts.second_of(row)
+
+
+@pytest.mark.parametrize(
+    ("engine", "mesh", "also", "found", "refused"),
+    [
+        ("tensor", "", None, "tensor=4", None),  # heads and hidden layers do not divide by 3
+        ("expert", "", None, "expert=4", None),
+        ("context", "", None, "sequence=3", None),
+        ("fsdp", "data=2,shard=2", None, "data=2,shard=3", None),
+        ("tensor", "data=2,tensor=2", 6, "data=3,tensor=2", None),
+        ("tensor", "tensor=2", 7, "tensor=7", "layer_does_not_divide"),
+    ],
+)
+def test_a_second_mesh_is_one_that_divides_the_model(
+    engine: str, mesh: str, also: int | None, found: str, refused: str | None
+) -> None:
+    second = second_mesh(engine, mesh, also)
+    assert second and str(second.mesh) == found and second.mesh and second.ranks == second.mesh.size
+    assert (second.refused and second.refused.id) == refused
+
+
+def test_what_no_second_mesh_divides_is_said_in_the_last_lines() -> None:
+    why = message("plan_cannot_be_tried", engine="tensor", error="it does not divide")
+    two = replace(TWO, name="tensor", mesh=Mesh(tensor=2), layout=Layout(1))
+    row = Row("fork", two, Verdict("same"))
+    row.second = SecondRow(
+        "threads", replace(two, processes=3, mesh=Mesh(tensor=3)), verdict=Verdict("refused", reason=why)
+    )
+    row.verdict = with_second(row)
+    proven = replace(result_of(row), second=replace(result_of(row).second, verdict="same"))  # type: ignore[type-var]
+    for result, said, quick in (
+        (result_of(row), "second_size_not_compared", False),
+        (proven, "second_size_compared", False),
+        (replace(proven, second=None), "one_number_of_ranks_compared", False),
+    ):
+        results: Any = SimpleNamespace(
+            engines=[result],
+            proof=SimpleNamespace(second_steps=4, quick=quick),
+            world_size=2,
+            measured=False,
+        )
+        (found,) = left_out(results)
+        assert found.id == said and result.ranks == 2
+        assert said.startswith("one_") or (found.fields["ranks"], found.fields["mesh"]) == (3, "tensor=3")
+
+
+@pytest.mark.parametrize(
+    ("above", "code", "verdict"),
+    [pytest.param(1, 1, "differs", marks=CHECK), pytest.param(99, 0, "same", marks=FULL)],
+)
+def test_a_fault_of_the_third_tensor_rank_is_seen_by_a_proof_of_two(
+    above: int, code: int, verdict: str, tmp_path: Path
+) -> None:
+    source = patched(of_ranks_above(above, THIRD_TENSOR_RANK), tmp_path / "package")
+    found, row = verified(source, DIVISIBLE, "--engine", "tensor", "--nproc", "2", out=tmp_path / "out")
+    assert (found, row["verdict"]) == (code, verdict), row
+    assert (row["second"]["mesh"], row["second"]["verdict"]) == ("tensor=4", verdict)
 
 
 @pytest.mark.check

@@ -80,3 +80,23 @@ def test_its_parts_are_some_of_its_axes() -> None:
     assert [str(part) for part in parts[:4]] == ["", "stage=2", "data=3", "tensor=2"]
     assert (len(parts), parts[0].size, parts[-1]) == (8, 1, Mesh(stage=2, data=3, tensor=2))
     assert Mesh().parts == [Mesh()]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "ranks", "others"),
+    [
+        ("tensor=2", ("tensor", "data"), None, ["tensor=3", "tensor=4", "tensor=6", "data=2,tensor=2"]),
+        ("data=2,tensor=2", ("tensor", "data"), None, ["data=2,tensor=3", "data=2,tensor=4", "data=3,tensor=2"]),
+        ("stage=4", ("stage", "data", "shard"), None, ["stage=3", "stage=6", "stage=2"]),
+        ("tensor=64", ("tensor", "data"), None, ["tensor=3", "tensor=6", "tensor=4", "tensor=2"]),
+        ("data=2,tensor=2", ("tensor", "data"), 8, ["data=2,tensor=4", "data=4,tensor=2"]),
+        ("data=2,tensor=2", ("tensor", "data"), 5, []),
+    ],
+)
+def test_a_second_mesh_has_another_size_along_one_axis(
+    mesh: str, axes: tuple[str, ...], ranks: int | None, others: list[str]
+) -> None:
+    given = parse_mesh(mesh)
+    assert given
+    found = [str(other) for other in given.of_other_size(axes, ranks)]
+    assert found[: len(others)] == others and mesh not in found

@@ -117,7 +117,7 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = None
     if reference and not setup.resume:
-        answer = _one_process(inspected, folder, reference, lambda phase: show(phase, 0, total))
+        answer = _one_process(inspected, planned, folder, reference, lambda phase: show(phase, 0, total))
     if setup.rounds:
         fork_client.close("reference")  # nothing else may run during a measurement; the ranks' servers wait
         fork_client.wait(setup.deadline_s)
@@ -183,14 +183,15 @@ def _play(
 
 
 def _one_process(
-    inspected: InspectedSetup, folder: Path, reference: Record, show_phase: ShowPhase
+    inspected: InspectedSetup, rows: list[Row], folder: Path, reference: Record, show_phase: ShowPhase
 ) -> OneProcess | None:
     """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
     the reference with held random numbers and no batch statistics, to tell what is expected from a mistake."""
+    seconds = {row.second.number for row in rows if row.second}  # on other rows
     played = [
         Expectation(reference, number)
         for number, layout in enumerate(reference.ranks[0].layouts)
-        if layout.layout.replicas in (1, inspected.size)
+        if layout.layout.replicas in (1, inspected.size) and number not in seconds
     ]
     one_replica = next((expectation for expectation in played if expectation.facts.layout.replicas == 1), None)
     several_replicas = next((expectation for expectation in played if expectation.facts.layout.replicas > 1), None)
@@ -295,6 +296,7 @@ def _second_verdict(
         threads=setup.machines.planned_threads,
         nproc=subset.replicas,
         proof_threads=setup.machines.threads or 1,
+        mesh=second.facts.mesh,
     )
     try:
         record = _start(inspected, folder, second.launcher, second.facts, plan=plan, show_phase=show_phase)

@@ -116,15 +116,19 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
 def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     """Gives a row its engine on the second number of ranks, and a verdict where that cannot be launched there."""
     facts = next((facts for facts in inspected.inspection.second_engines if facts.name == row.engine), None)
-    second = inspected.job.second
-    if second is None or facts is None or not facts.available or facts.layout == row.facts.layout or facts.mesh:
+    second = inspected.job.second_of(row.facts)
+    if second is None or facts is None or not facts.available:
+        return
+    if facts.layout == row.facts.layout and not facts.mesh:
         return  # an engine of one process has the same layout on all numbers of ranks
     too_few_gpus = facts.devices[0] != "cpu" and second.ranks > len(facts.devices)
     is_crowded = facts.devices[0] == "cpu" or too_few_gpus  # ranks with a GPU each are best processes
     by_threads = is_crowded and _why_no_threads() is None and facts.no_threads is None
     row.second = SecondRow(launch.THREADS if by_threads else row.launcher, facts)
-    job = replace(inspected.job, varying_calls=second.varying_calls)
-    why = refusal(facts, job)
+    there = replace(
+        inspected.job, varying_calls=second.varying_calls, undivided={}, refused={facts.replicas: second.refused}
+    )
+    why = refusal(facts, there)
     if too_few_gpus and not by_threads:
         why = message("too_few_gpus", flag="--also", ranks=second.ranks, gpus=len(facts.devices))
     if why:
@@ -286,26 +290,28 @@ def _second_proof(second: SecondRow) -> SecondProof:
     assert second.verdict is not None
     found = second.verdict
     return SecondProof(
-        second.facts.replicas,
+        second.facts.processes,
         "threads" if second.launcher == launch.THREADS else "processes",
         found.verdict,
         bitwise=found.bitwise,
         max_difference=found.max_difference,
         bound=found.bound,
         reason=found.reason,
+        mesh=str(second.facts.mesh or ""),
     )
 
 
 def with_second(row: Row) -> Verdict:
     """Returns a proven row's verdict with what its second number of ranks has shown."""
     assert row.verdict and row.second and row.second.verdict
-    found, ranks = row.second.verdict, row.second.facts.replicas
+    found, facts = row.second.verdict, row.second.facts
+    on = {"ranks": facts.processes, "mesh": str(facts.mesh or "") or None}
     if found.verdict == "differs":
         return replace(row.verdict, verdict="differs", bitwise=False, first_divergence=found.first_divergence)
     if found.verdict == "failed":
-        why = message("on_second_number_of_ranks", ranks=ranks, why=found.reason)
+        why = message("on_second_number_of_ranks", why=found.reason, **on)
         return replace(row.verdict, verdict="failed", bitwise=False, reason=why)
     if found.verdict in ("refused", "unavailable"):
-        note = message("not_proven_on_second_number_of_ranks", ranks=ranks, why=found.reason)
+        note = message("not_proven_on_second_number_of_ranks", why=found.reason, **on)
         return replace(row.verdict, notes=(*row.verdict.notes, note))
     return row.verdict

@@ -73,13 +73,14 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
 
 def refuse_large_second_size(inspected: InspectedSetup, rows: list[Row], room: Room) -> None:
     """Gives a verdict to rows that this machine's memory does not hold on their second number of ranks."""
-    second, job = inspected.job.second, inspected.job
-    if second is None or inspected.inspection.devices[0] != "cpu":
-        return
-    activations = WIDER * job.row_bytes * -(-(second.proof_rows or job.global_batch) // second.ranks)
-    memory = second.ranks * (PROCESS + OF_RANK * job.parameters + activations)
+    job = inspected.job
     for row in rows:
-        if row.second and memory > max(PLENTY, room.free_memory):
+        second = job.second_of(row.facts)
+        if not (row.second and second) or inspected.inspection.devices[0] != "cpu":
+            continue
+        activations = WIDER * job.row_bytes * -(-(second.proof_rows or job.global_batch) // second.ranks)
+        memory = second.ranks * (PROCESS + OF_RANK * job.parameters + activations)
+        if memory > max(PLENTY, room.free_memory):
             why = message("second_size_needs_memory", memory_gb=memory / 1e9, free_gb=room.free_memory / 1e9)
             row.second.verdict = row.second.verdict or Verdict("refused", reason=why)
 

@@ -82,6 +82,8 @@ class Setup:
             raise UserError(message("mesh_of_leaving_machines", mesh=str(self.mesh), nnodes=self.machines.nnodes))
         if self.mesh and self.nproc and not self.machines.hosts:
             self.mesh.check_ranks(self.nproc, self.machines.max_nnodes or 1)
+        if self.mesh and also and not self.mesh.of_other_size((*self.mesh.sizes, "data"), also):
+            raise second_size_refused(also, "second_size_is_no_mesh")
         for name in (*self.engines, *([self.resume.engine] if self.resume and self.resume.engine else ())):
             engine.check(name)
         for name in self.launchers:

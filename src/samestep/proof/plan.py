@@ -96,8 +96,9 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
 
 def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
     """The layout that an engine is compared with on the second number of ranks. facts: of the engine there."""
-    assert job.second
-    subset = Subset(second_steps(job), job.second.ranks, rows=job.second.proof_rows)
+    second = job.second_of(facts)
+    assert second
+    subset = Subset(second_steps(job), second.ranks, rows=second.proof_rows)
     return replace(loop_layout(facts), trainings=QUICK, subset=subset)
 
 

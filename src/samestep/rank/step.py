@@ -412,9 +412,13 @@ def is_one_row_error(error: BaseException) -> bool:
     return "more than 1 value per channel" in str(error)
 
 
-def one_row_message(step: int, rank: int) -> Message:
-    """Returns the message for a BatchNorm layer that would get a single row."""
-    return message("batch_norm_gets_one_row", step=step, rank=rank)
+def one_row_message(step: int, replica: int, micro_batches: int = 1, fewest: int = 1) -> Message:
+    """Returns the message for a BatchNorm layer that would get a single row. micro_batches: of a step; fewest: of
+    these, those that the engine asks for."""
+    if micro_batches == 1:
+        return message("batch_norm_gets_one_row", step=step, rank=replica)
+    fields = {"micro_batches": micro_batches, "setting": "--set-engine microbatches" if fewest > 1 else None}
+    return message("batch_norm_gets_one_row_in_a_micro_batch", step=step, replica=replica, **fields)
 
 
 def explain_ddp_error(error: BaseException, job: Job) -> Message | None:

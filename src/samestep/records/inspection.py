@@ -104,11 +104,15 @@ class VaryingCalls:
 
 @dataclass(frozen=True)
 class SecondSize:
-    """The second number of ranks for which engines are proven. proof_rows, varying_calls: as of JobFacts."""
+    """The second number of ranks for which engines are proven. proof_rows, varying_calls: as of JobFacts. refused: why
+    the job cannot be trained on these ranks; None where it can. mesh: how they are arranged; None: each is a replica.
+    """
 
     ranks: int
     proof_rows: int
     varying_calls: Mapping[str, VaryingCalls]
+    refused: Message | None = None
+    mesh: Mesh | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,8 @@ class JobFacts:
     phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
     optimizer's step demands one, as LBFGS's does. evaluation_draws: what draws random numbers in an evaluation:
     'dataset', 'collate', 'model'. varying_calls: engine -> a module that its ranks gather at each of its calls, whose
-    number differs from batch to batch. second: of the second number of ranks; None where there is none. extremes:
+    number differs from batch to batch. second: of the second number of ranks; None where there is none. second_meshes:
+    engine -> of its second mesh, where its ranks are arranged in one. extremes:
     training rows that are unlike others, and rows_looked_at: of how many.
     divided: engine -> how its ranks divide the model; undivided: engine -> why they cannot.
     """
@@ -167,10 +172,15 @@ class JobFacts:
     evaluation_draws: tuple[str, ...] = ()
     varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
     second: SecondSize | None = None
+    second_meshes: Mapping[str, SecondSize] = field(default_factory=dict)
     extremes: tuple[int, ...] = ()
     rows_looked_at: int = 0
     divided: Mapping[str, Message] = field(default_factory=dict)
     undivided: Mapping[str, Message] = field(default_factory=dict)
+
+    def second_of(self, engine: EngineFacts) -> SecondSize | None:
+        """Returns the second number of ranks of an engine; None where there is none."""
+        return self.second_meshes.get(engine.name) if engine.mesh else self.second
 
 
 @dataclass(frozen=True)

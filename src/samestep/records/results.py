@@ -16,6 +16,7 @@ from samestep.records.monitor import MonitorSummary
 from samestep.records.origin import Origin
 from samestep.records.spot_check import SpotCheck
 from samestep.records.trial import Trial
+from samestep.world.mesh import parse_mesh
 
 RESULTS = "results.json"
 VerdictWord = Literal["same", "approximate", "differs", "failed", "refused", "unavailable"]
@@ -160,7 +161,8 @@ class ContinuedBy:
 class SecondProof:
     """What the proof on the second number of ranks has found, whose bound and difference are as of Verdict.
 
-    ranks_as: 'threads' of one process, or 'processes'. reason: why nothing was proven.
+    ranks_as: 'threads' of one process, or 'processes'. reason: why nothing was proven. mesh: how they are arranged, as
+    of EngineResult.
     """
 
     ranks: int
@@ -170,6 +172,7 @@ class SecondProof:
     max_difference: float | None = None
     bound: float | None = None
     reason: Message | None = None
+    mesh: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,12 @@ class EngineResult(Measurement, Verdict):
     continued_by: ContinuedBy | None = None
     second: SecondProof | None = None
     mesh: str = ""
+
+    @property
+    def ranks(self) -> int | None:
+        """The number of ranks, of which several may share a replica."""
+        mesh = parse_mesh(self.mesh)
+        return mesh.size if mesh else self.replicas
 
     def with_verdict(self, verdict: Verdict) -> EngineResult:
         """Returns the row with what the proof has found."""

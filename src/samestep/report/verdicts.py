@@ -102,7 +102,7 @@ def verdict(row: EngineResult) -> Message:
     if row.verdict == "differs" and divergence is not None:
         return message("differs_in", **_moment(divergence), what=place(divergence))
     if second := proven_second(row):
-        return message("verdict_on_two_sizes", verdict=_word(row), ranks=row.replicas, second=second.ranks)
+        return message("verdict_on_two_sizes", verdict=_word(row), ranks=row.ranks, second=second.ranks)
     return _word(row)
 
 
@@ -138,9 +138,7 @@ def short_verdict(row: EngineResult) -> str:
 def ranks_of(row: EngineResult) -> str:
     """'2, 5': the numbers of ranks on which a row is proven."""
     second = proven_second(row)
-    return (
-        ", ".join(str(ranks) for ranks in (row.replicas, second and second.ranks) if ranks) if row.proven else MISSING
-    )
+    return ", ".join(str(ranks) for ranks in (row.ranks, second and second.ranks) if ranks) if row.proven else MISSING
 
 
 def place(divergence: Divergence) -> Message:
@@ -236,7 +234,7 @@ def _proofs(rows: Sequence[EngineResult]) -> Iterator[Message]:
     proven = [row for row in rows if row.proven]
     proven = [row for row in proven if row.replicas != 1] or proven
     for sizes in dict.fromkeys(map(_sizes, proven)):
-        replicas, second = sizes
+        replicas, ranks, second = sizes
         process = message("one_process") if replicas == 1 else message("one_process_playing", ranks=replicas)
         same = [row for row in proven if _sizes(row) == sizes and row.verdict == "same"]
         close = [row for row in proven if _sizes(row) == sizes and row.verdict == "approximate"]
@@ -247,7 +245,7 @@ def _proofs(rows: Sequence[EngineResult]) -> Iterator[Message]:
                 how = message("some_bit_for_bit", engines=titles(bitwise, rows))
             engines = titles(same, rows)
             if second:
-                fields = {"ranks": replicas, "second": second}
+                fields = {"ranks": ranks, "second": second}
                 yield message("engines_take_same_step_on_two_sizes", engines=engines, n=_count(same), how=how, **fields)
             else:
                 yield message("engines_take_same_step", engines=engines, n=_count(same), process=process, how=how)
@@ -257,10 +255,10 @@ def _proofs(rows: Sequence[EngineResult]) -> Iterator[Message]:
             yield message("engines_approximate_step", engines=titles(close, rows), n=_count(close), process=process)
 
 
-def _sizes(row: EngineResult) -> tuple[int | None, int]:
-    """The replicas of a row, and the second number of ranks on which it is proven; 0 where there is none."""
+def _sizes(row: EngineResult) -> tuple[int | None, int | None, int]:
+    """The replicas and ranks of a row, and the second number of ranks on which it is proven; 0 where there is none."""
     second = proven_second(row)
-    return row.replicas, second.ranks if second else 0
+    return row.replicas, row.ranks, second.ranks if second else 0
 
 
 def _fastest(compared: Sequence[EngineResult], rows: Sequence[EngineResult]) -> Iterator[Message]:
@@ -339,15 +337,21 @@ def conditions(results: CompareResults) -> list[str]:
 
 def left_out(results: CompareResults) -> list[Message]:
     """Returns what was compared on the second number of ranks, and what of the proof was left out."""
-    seconds = [second for row in results.engines if (second := row.second) and second.verdict != "refused"]
+    seconds = [(row, row.second) for row in results.engines if row.second]
+    compared = [second for _, second in seconds if second.verdict != "refused"]
     said: list[Message] = []
-    for ranks, ranks_as in dict.fromkeys((second.ranks, second.ranks_as) for second in seconds):
+    for ranks, mesh, ranks_as in dict.fromkeys((second.ranks, second.mesh, second.ranks_as) for second in compared):
         how = message("ranks_as_threads" if ranks_as == "threads" else "ranks_as_processes")
-        said.append(message("second_size_compared", ranks=ranks, how=how, steps=results.proof.second_steps))
+        fields = {"ranks": ranks, "mesh": mesh or None, "how": how}
+        said.append(message("second_size_compared", steps=results.proof.second_steps, **fields))
+    for row, second in seconds:
+        if row.proven and second.verdict == "refused":
+            fields = {"ranks": second.ranks, "mesh": second.mesh or None, "why": second.reason}
+            said.append(message("second_size_not_compared", engine=label(row), **fields))
     if results.proof.quick:
         return [*said, message("quick_proof_leaves_out")]
     rows = [row for row in results.engines if row.proven]
-    if not said and results.world_size > 1 and any(row.replicas == results.world_size for row in rows):
+    if not said and results.world_size > 1 and any(row.ranks == results.world_size for row in rows):
         option = None if results.measured or any(row.continued_by for row in rows) else "--also"
         said.append(message("one_number_of_ranks_compared", option=option))
     return said

@@ -29,7 +29,10 @@ from samestep.tasks.inspect.engines import (
     dividing_engines,
     engines_on_parts,
     inspect_engines,
+    layouts_in_parts,
     least_rows,
+    on_mesh,
+    on_other_meshes,
     units_of_engines,
 )
 from samestep.tasks.inspect.job import inspect_job
@@ -83,16 +86,23 @@ def _inspection(question: Question) -> Inspection:
             check=check,
             fewer=fewer,
             units=units,
-            also=question.also,
+            also=0 if question.mesh else question.also,
             proves=question.proves,
             dividing=dividing_engines(rows, question.engines, devices[0]),
             least_rows=least_rows(rows, question.engines),
+            in_parts=layouts_in_parts(rows, question.engines),
+            on_other_meshes={} if question.also == 0 else on_other_meshes(rows, question.engines, question.also),
         )
-    second: list[EngineFacts] = []
+    second: list[EngineFacts | None] = []
     if job and job.second:
-        second = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+        second += inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+        second = [facts for facts in second if facts and not facts.mesh]
+    if job:
+        second += [on_mesh(row, of.mesh) for row in rows if (of := job.second_meshes.get(row.name)) and of.mesh]
     facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, question.engines) if job else ())
-    return Inspection(devices, facts, replicas, tuple(rows), job, second_engines=tuple(second), parts=parts)
+    return Inspection(
+        devices, facts, replicas, tuple(rows), job, second_engines=tuple(filter(None, second)), parts=parts
+    )
 
 
 def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:

@@ -224,7 +224,8 @@ class ReferencePlayer:
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
-        single = next((layout for layout in layouts if layout.layout.replicas == 1 and "sgd" in layout.trainings), None)
+        of_job = [layout for planned, layout in zip(self.plan.layouts, layouts, strict=True) if not planned.subset]
+        single = next((layout for layout in of_job if layout.layout.replicas == 1 and "sgd" in layout.trainings), None)
         return [
             self._from(single, layout)
             if single and layout.layout.replicas > 1 and planned.dtype != OWN_DTYPE and not planned.subset

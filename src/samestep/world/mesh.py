@@ -15,7 +15,7 @@ Along `data`, `shard` and `expert` ranks train on different rows; along the othe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from math import prod
 
@@ -23,6 +23,8 @@ from samestep.errors import UserError, nearest_name
 from samestep.message import message
 
 DIGITS = 6  # of an axis's size
+OTHER_SIZES = (3, 4, 6, 2)  # of an axis, for a second proof; models divide by 4 and by 6 more often than by 5 and by 7
+MOST_RANKS = 8  # of a second proof, unless the first one has more
 OF_REPLICAS = ("data", "shard", "expert")  # the axes along which ranks train on different rows
 
 
@@ -62,6 +64,25 @@ class Mesh:
     def along(self, axes: Iterable[str]) -> Mesh:
         """Returns the mesh of these axes; along the others there is one rank."""
         return Mesh(**{axis: self.sizes[axis] for axis in axes})
+
+    def of_other_size(self, axes: Iterable[str], ranks: int | None = None) -> list[Mesh]:
+        """Returns the meshes that differ from this one in the size of one axis, those first that show the most: other
+        sizes of the axes that it has, in the order of `axes`, then two along one that it lacks.
+
+        ranks: of such a mesh; None: at most MOST_RANKS, or as many as this one has.
+        """
+        order = [*(axis for axis in axes if axis in self.sizes), *(axis for axis in axes if axis in OF_REPLICAS)]
+        found: dict[Mesh, None] = {}
+        for axis in order:
+            size, others = getattr(self, axis), self.size // getattr(self, axis)
+            if ranks is not None:
+                sizes = [ranks // others] if ranks % others == 0 else []
+            else:
+                # A size that divides this one would hide what this one hides.
+                sizes = sorted(OTHER_SIZES, key=lambda other: size % other == 0) if size > 1 else [2]
+            found |= dict.fromkeys(replace(self, **{axis: other}) for other in sizes if other != size)
+        most = ranks or max(MOST_RANKS, self.size)
+        return [mesh for mesh in found if mesh.size <= most]
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Returns the rank's place along each axis that has several ranks."""

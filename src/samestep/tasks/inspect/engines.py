@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from samestep import engine as engines
-from samestep.engine import Numerics
+from samestep.engine import Layout, Numerics
 from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
@@ -24,6 +24,8 @@ from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
 from samestep.world import World
 from samestep.world.mesh import Mesh
+
+Divides = Callable[[Job], Message | None]
 
 
 def inspect_engines(
@@ -89,9 +91,7 @@ def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.
             check(model, **row.settings)
 
 
-def dividing_engines(
-    rows: Sequence[EngineFacts], names: Sequence[str], device: str
-) -> dict[str, Callable[[Job], Message | None]]:
+def dividing_engines(rows: Sequence[EngineFacts], names: Sequence[str], device: str) -> dict[str, Divides]:
     """Returns the engines of this command whose ranks divide a model -> what divides a job's. names: none: all."""
     chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
     dividing = [(row, engines.load(row.name).checks.divides) for row in chosen]
@@ -107,12 +107,44 @@ def engines_on_parts(rows: Sequence[EngineFacts], names: Sequence[str]) -> Itera
     for row in rows:
         is_chosen = row.available and (row.name in names or not names)
         for part in row.mesh.parts if row.mesh and is_chosen else ():
-            world = World(size=part.size, devices=row.devices[:1], mesh=part)
-            try:
-                layout = engines.load(row.name).layout(world, **row.settings)
-            except Exception:
-                continue  # an engine of another package: it is not tried on this part
-            yield replace(row, processes=world.size, layout=layout, mesh=part)
+            if facts := on_mesh(row, part):
+                yield facts
+
+
+def on_mesh(row: EngineFacts, mesh: Mesh) -> EngineFacts | None:
+    """Returns the facts of an engine whose ranks are arranged in another mesh; None where its layout is not known."""
+    world = World(size=mesh.size, devices=row.devices[:1], mesh=mesh)
+    try:
+        layout = engines.load(row.name).layout(world, **row.settings)
+    except Exception:
+        return None  # an engine of another package: it is not tried on this mesh
+    return replace(row, processes=world.size, layout=layout, mesh=mesh)
+
+
+def on_other_meshes(
+    rows: Sequence[EngineFacts], names: Sequence[str], ranks: int | None
+) -> dict[str, list[tuple[EngineFacts, Divides | None]]]:
+    """Returns the engines of this command whose ranks are arranged in a mesh -> their facts on meshes of another size,
+    in the order in which they are to be tried, each with what divides a job's model there.
+
+    names: the engines of this command; none: all. ranks: as of Mesh.of_other_size.
+    """
+    chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
+    meshes = {
+        row.name: [facts for mesh in row.mesh.of_other_size(row.axes, ranks) if (facts := on_mesh(row, mesh))]
+        for row in chosen
+        if row.mesh and row.mesh.size > 1
+    }
+    return {
+        name: [(facts, dividing_engines([facts], [], facts.devices[0]).get(name)) for facts in others]
+        for name, others in meshes.items()
+    }
+
+
+def layouts_in_parts(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Layout]:
+    """Returns the engines of this command that have micro-batches of their own -> their layouts. names: none: all."""
+    chosen = [row for row in rows if row.available and (row.name in names or not names)]
+    return {row.name: row.layout for row in chosen if row.layout and row.layout.micro_batches > 1}
 
 
 def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
@@ -120,10 +152,7 @@ def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
 
     names: the engines of this command; none: all.
     """
-    layouts = [row.layout for row in rows if row.available and row.layout and (row.name in names or not names)]
-    return max(
-        (2 * layout.replicas * layout.micro_batches for layout in layouts if layout.micro_batches > 1), default=0
-    )
+    return max((2 * of.replicas * of.micro_batches for of in layouts_in_parts(rows, names).values()), default=0)
 
 
 def takes_mesh(row: EngineFacts) -> bool:

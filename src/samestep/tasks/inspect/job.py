@@ -7,8 +7,8 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from samestep.data.loader import Rows, most_workers, workers_of
-from samestep.data.schedule import schedule_of
+from samestep.data.schedule import Schedule, schedule_of
+from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
@@ -27,7 +28,7 @@ from samestep.rank.evaluate import chunk_rows
 from samestep.rank.job_errors import error_line, raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
-from samestep.records.inspection import JobFacts, SecondSize
+from samestep.records.inspection import EngineFacts, JobFacts, SecondSize
 from samestep.records.plan import ProveTask, second_size
 from samestep.tasks.inspect.dry_run import (
     DryEvaluation,
@@ -38,6 +39,7 @@ from samestep.tasks.inspect.dry_run import (
     dry_step,
     varying_calls,
 )
+from samestep.tasks.inspect.engines import Divides
 from samestep.tasks.inspect.extremes import Extremes, find_extremes
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
@@ -57,80 +59,98 @@ def inspect_job(
     units: Mapping[str, Units] = MappingProxyType({}),
     also: int | None = 0,
     proves: bool = True,
-    dividing: Mapping[str, Callable[[Job], Message | None]] = MappingProxyType({}),
+    dividing: Mapping[str, Divides] = MappingProxyType({}),
     least_rows: int = 0,
+    in_parts: Mapping[str, Layout] = MappingProxyType({}),
+    on_other_meshes: Mapping[str, Sequence[tuple[EngineFacts, Divides | None]]] = MappingProxyType({}),
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
     model. units: engine -> what its ranks gather. also, proves: as of Question. dividing: engine -> what divides the
-    model. least_rows: of a step of the proof. Raises UserError for a job that cannot be trained or proven.
+    model. least_rows: of a step of the proof. in_parts: engine -> its layout, where its steps have micro-batches of its
+    own. on_other_meshes: engine -> its facts on meshes that are tried for a second proof, and what divides the model
+    there. Raises UserError for a job that cannot be trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
     model = _model(job)
     check(model)
     _check_model(job, model, target)
     count = sum(p.numel() for p in model.parameters())
+    # BatchNorm takes no micro-batch of one row: not of the proof's last batch either, which is half as large.
+    least_rows *= 2 if _layers(model, nn.modules.batchnorm._BatchNorm) else 1
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count, least_rows)
     steps = steps or _proof_steps(job, costly)
     extremes = find_extremes(job) if proves else Extremes()
     unlike = extremes.rows[:MOST_EXTREMES]
-    training = ProveTask("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows, extremes=unlike)
     sizes = sorted({1, replicas, *fewer})
+    training = ProveTask("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows, extremes=unlike)
+    if proves and _is_refused_in_the_proof_alone(job, training, device, sizes, in_parts):
+        training = replace(training, rows=job.global_batch)
     divided, undivided = _divided(job, dividing)
-    refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
-    second, size = None, second_size(replicas, job.global_batch) if also is None else also
-    if size not in (0, replicas):
-        rows = proof_rows if proof_rows == job.global_batch else rows_of_proof(job, size, dry.forward_flop, count)[0]
-        second = SecondSize(size, rows, varying_calls(job, partial(_model, job), units, size, device))
-        refused[size] = _refusal_of(job, replace(training, replicas=size, rows=rows), device)
+    refused = {n: _refusal_of(job, training if proves else None, device, n) for n in sizes}
+    undivided = _refused_in_parts(job, training if proves else None, device, in_parts) | undivided
+    others = SecondSizes(job, device, training, dry.forward_flop, count, units)
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
         source=_source_digest(target, function),
-        rows=len(job.train),
-        evaluation_rows=0 if job.evaluation is None else len(job.evaluation),
         metrics={} if job.evaluation is None else _metrics(job, evaluation.has_loss),
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
         proof_steps=training.steps,
-        proof_rows=proof_rows,
+        proof_rows=training.rows,
         costly=costly,
         row_bytes=dry.row_bytes,
         row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
-        parameters=count,
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         optimizer=job.of_phases()[0].optimizer.cls.__name__,
-        workers=workers_of(job),
-        most_workers=most_workers(job),
         prefetch=job.prefetch,
         last=job.last,
         sync_batchnorm=job.sync_batchnorm,
         gather_outputs=job.gather_outputs,
         carry_state=job.carry_state,
-        batch_layers=_layers(model, nn.modules.batchnorm._BatchNorm),
-        random_layers=_layers(model, nn.modules.dropout._DropoutNd, lambda layer: layer.p > 0),
         unused=tuple(dry.unused),
-        scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
-        pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         needs_closure=job.optimizer.needs_closure,
         evaluation_draws=evaluation.draws,
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
         refused=refused,
-        second=second,
+        second=others.whole(also),
+        second_meshes=others.on_meshes(on_other_meshes, undivided),
         extremes=unlike,
         rows_looked_at=extremes.looked_at,
         divided=divided,
         undivided=undivided,
+        **_data_facts(job),
+        **_model_facts(model),
     )
 
 
-def _divided(
-    job: Job, dividing: Mapping[str, Callable[[Job], Message | None]]
-) -> tuple[dict[str, Message], dict[str, Message]]:
+def _data_facts(job: Job) -> dict[str, Any]:
+    """Returns the fields of JobFacts that are the datasets'."""
+    return {
+        "rows": len(job.train),
+        "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
+        "workers": workers_of(job),
+        "most_workers": most_workers(job),
+    }
+
+
+def _model_facts(model: nn.Module) -> dict[str, Any]:
+    """Returns the fields of JobFacts that are the model's."""
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
+        "random_layers": _layers(model, nn.modules.dropout._DropoutNd, lambda layer: layer.p > 0),
+        "scalars": tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
+        "pretrained": tuple(pretrained(model)),
+    }
+
+
+def _divided(job: Job, dividing: Mapping[str, Divides]) -> tuple[dict[str, Message], dict[str, Message]]:
     """Returns engine -> how its ranks divide the model, and engine -> why they cannot."""
     divided, undivided = dict[str, Message](), dict[str, Message]()
     for engine, divides in dividing.items():
@@ -199,10 +219,9 @@ def _without_rows(said: Message) -> Message:
     return Message(said.id, {**fields, "rows": None})
 
 
-def _refused_size(job: Job, replicas: int, device: str) -> Message | None:
+def _refused_size(job: Job, schedule: Schedule, device: str) -> Message | None:
     """Returns which rank's number of rows is refused by a job that takes only some; None where it takes all."""
-    schedule = schedule_of(job, replicas)
-    last = schedule.steps_per_epoch - 1
+    last, replicas = schedule.steps_per_epoch - 1, schedule.world_size
     for rank, step in ((0, 0), (replicas - 1, 0), (0, last), (replicas - 1, last)):
         try:
             dry_step(job, schedule, _model(job), device, job.global_batch, at=(rank, step))
@@ -304,18 +323,101 @@ def _check_evaluation_weights(job: Job) -> None:
         raise UserError(message("evaluation_rows_weigh_nothing"))
 
 
-def _refusal_of(job: Job, training: ProveTask, device: str) -> Message | None:
-    """Returns why the job, or the job of the proof, cannot be trained on so many replicas; None where it can."""
-    replicas = training.replicas
-    why = _refused_size(job, replicas, device) if training.rows == job.global_batch else None
-    return why or _refusal(job, replicas) or _refusal(proof_job(job, training), replicas)
+def _refusal_of(job: Job, proven: ProveTask | None, device: str, replicas: int, fewest: int = 1) -> Message | None:
+    """Returns why the job, or the job of the proof, cannot be trained on so many replicas; None where it can.
+
+    proven: a training of the proof; None: the job is not proven. fewest: micro-batches of a step, as of Schedule.
+    """
+
+    def schedule(of: Job) -> Schedule:
+        return replace(schedule_of(of, replicas), fewest=fewest)
+
+    own_sizes = proven is not None and proven.rows == job.global_batch
+    why = _refused_size(job, schedule(job), device) if own_sizes else None
+    why = why or _refusal(job, schedule(job))
+    if why or proven is None:
+        return why
+    small = proof_job(job, proven)
+    return _refusal(small, schedule(small))
 
 
-def _refusal(job: Job, replicas: int) -> Message | None:
+def _refused_in_parts(
+    job: Job, proven: ProveTask | None, device: str, in_parts: Mapping[str, Layout]
+) -> dict[str, Message]:
+    """Returns engine -> why its own micro-batches cannot be trained. proven: as of _refusal_of."""
+    found = {engine: _refusal_of(job, proven, device, of.replicas, of.micro_batches) for engine, of in in_parts.items()}
+    return {engine: why for engine, why in found.items() if why}
+
+
+def _is_refused_in_the_proof_alone(
+    job: Job, training: ProveTask, device: str, sizes: Sequence[int], in_parts: Mapping[str, Layout]
+) -> bool:
+    """Returns whether the proof's last batch is refused, whose size the job's own batches do not have. sizes: numbers
+    of replicas; in_parts: as of inspect_job."""
+    if training.rows:  # of fewer rows than the job's batch, or of its own
+        return False
+    cuts = [(n, 1) for n in sizes] + [(layout.replicas, layout.micro_batches) for layout in in_parts.values()]
+    refused = [(n, fewest) for n, fewest in cuts if _refusal_of(job, training, device, n, fewest)]
+    return any(_refusal_of(job, None, device, n, fewest) is None for n, fewest in refused)
+
+
+@dataclass(frozen=True)
+class SecondSizes:
+    """The second numbers of ranks of a job's proof. training: on the first one. forward_flop: of one row's forward
+    pass. units: as of inspect_job."""
+
+    job: Job
+    device: str
+    training: ProveTask
+    forward_flop: float
+    parameters: int
+    units: Mapping[str, Units]
+
+    def whole(self, also: int | None) -> SecondSize | None:
+        """Returns the second number of ranks that are replicas; None where there is none. also: as of Question."""
+        ranks = second_size(self.training.replicas, self.job.global_batch) if also is None else also
+        return None if ranks in (0, self.training.replicas) else self._tried(Layout(ranks), ranks, self.units)
+
+    def on_meshes(
+        self, meshes: Mapping[str, Sequence[tuple[EngineFacts, Divides | None]]], undivided: Collection[str]
+    ) -> dict[str, SecondSize]:
+        """Returns engine -> its second mesh. meshes: as of inspect_job. undivided: what the first one refuses."""
+        return {name: self.on_mesh(name, others) for name, others in meshes.items() if others and name not in undivided}
+
+    def on_mesh(self, engine: str, others: Sequence[tuple[EngineFacts, Divides | None]]) -> SecondSize:
+        """Returns the first mesh on which the job can be trained, or the first one, with the reason why it cannot."""
+        units, first = {name: units for name, units in self.units.items() if name == engine}, None
+        for facts, divides in others:
+            assert facts.layout
+            why = _divided(self.job, {engine: divides} if divides else {})[1].get(engine)
+            if why:
+                found = SecondSize(facts.processes, self.training.rows, {}, why, facts.mesh)
+            else:
+                found = replace(self._tried(facts.layout, facts.processes, units), mesh=facts.mesh)
+            if found.refused is None:
+                return found
+            first = first or found
+        assert first
+        return first
+
+    def _tried(self, layout: Layout, ranks: int, units: Mapping[str, Units]) -> SecondSize:
+        """Returns a number of ranks, and whether the job can be trained on it."""
+        job, rows, replicas, parts = self.job, self.training.rows, layout.replicas, layout.micro_batches
+        if rows != job.global_batch:
+            least = 2 * replicas * parts if parts > 1 else 0
+            rows = rows_of_proof(job, ranks, self.forward_flop, self.parameters, least)[0]
+        refused = _refusal_of(
+            job, replace(self.training, replicas=ranks, rows=rows), self.device, replicas, fewest=parts
+        )
+        calls = varying_calls(job, partial(_model, job), units, replicas, self.device)
+        return SecondSize(ranks, rows, calls, refused)
+
+
+def _refusal(job: Job, schedule: Schedule) -> Message | None:
     """Returns why a layer refuses the smallest part of an epoch (one row, or none under SyncBatchNorm), or None."""
-    synced = job.sync_batchnorm and replicas > 1
-    rows, step, rank = schedule_of(job, replicas).smallest_micro_batch()
-    if synced and (empty := schedule_of(job, replicas).without_rows()):
+    synced = job.sync_batchnorm and schedule.world_size > 1
+    rows, step, replica = schedule.smallest_micro_batch()
+    if synced and (empty := schedule.without_rows()):
         return message("rank_without_rows_under_sync_batchnorm", step=empty[0], rank=empty[1])
     if rows > 1 or synced:
         return None
@@ -327,7 +429,7 @@ def _refusal(job: Job, replicas: int) -> Message | None:
             turn.forward(job.model(), Batch(data, replace(micro_batch, phase=number)))
     except ValueError as error:
         if is_one_row_error(error):
-            return one_row_message(step, rank)
+            return one_row_message(step, replica, schedule.micro_batches, schedule.fewest)
     except Exception:
         return None  # other errors are raised again when it trains
     return None
