@@ -231,11 +231,13 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 @dataclass(frozen=True)
 class Recorded:
     """What a rank's recorder reports. last: group -> the number of the collective that it entered last.
-    entered: (group, number) -> when it entered a recent collective, in ns since 1970."""
+    entered: (group, number) -> when it entered a recent collective, in ns since 1970. sends: whether it has sent to
+    single ranks, or received from them, of late."""
 
     last: dict[str, int]
     waiting: tuple[Collective, ...]
     entered: dict[tuple[str, int], int] = field(default_factory=dict)
+    sends: bool = False
 
     @property
     def first_waiting(self) -> Collective | None:
@@ -253,6 +255,7 @@ def ask_recorder(folder: Path, rank: int) -> Recorded | None:
 
 def recorded(text: str) -> Recorded:
     """Reads a recorder's trace. Raises ValueError where the text is none."""
+    entries = entries_of(text)
     entered = [
         Collective(
             entry.group,
@@ -262,16 +265,15 @@ def recorded(text: str) -> Recorded:
             entry.time_created_ns,
             entry.retired,
         )
-        for entry in entries_of(text)
+        for entry in entries
         if not entry.is_p2p
     ]
     last: dict[str, int] = {}
     for collective in entered:
         last[collective.group] = max(collective.number, last.get(collective.group, 0))
     waiting = tuple(collective for collective in entered if not collective.retired)
-    return Recorded(
-        last, waiting, {(collective.group, collective.number): collective.created_ns for collective in entered}
-    )
+    when = {(collective.group, collective.number): collective.created_ns for collective in entered}
+    return Recorded(last, waiting, when, sends=any(entry.is_p2p for entry in entries))
 
 
 def _post(path: Path) -> str:

@@ -44,6 +44,7 @@ class RankMeter:
         self._uses: dict[int, RankUse] = {}
         self._late_s: dict[int, float] = {}
         self._known_s = 0.0  # of the training, in which it is known which rank came last
+        self._sends = False  # whether ranks send to single ranks: which of them is waited for is not known
 
     def uses(self) -> list[RankUse]:
         """Returns what is known of each rank, those that have ended too."""
@@ -65,6 +66,7 @@ class RankMeter:
         training = {rank: (pid, pulse) for rank, (pid, pulse) in running.items() if pulse.taken >= FIRST_STEPS}
         answers = {rank: ask_recorder(self._folder, rank) for rank in training} if len(training) > 1 else {}
         self._add_lateness([(rank, answer) for rank, answer in answers.items() if answer])
+        self._sends = self._sends or any(answer.sends for answer in answers.values() if answer)
         self._is_soon = False
         for rank, (pid, pulse) in training.items():
             look = _Look.now(pid, pulse)
@@ -126,6 +128,7 @@ class RankMeter:
             worker_first_resident=first_memory.worker_resident,
             worker_resident=memory.worker_resident,
             worker_processes=memory.worker_processes,
+            sends=self._sends,
         )
 
     def _memories(self, rank: int, now: _Look) -> tuple[_Look, _Look]:

@@ -147,9 +147,9 @@ class RankUse:
     fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
     page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first
     look. worker_resident, worker_first_resident: the mean of the workers' resident sets then. worker_processes: how
-    many there were at the latest look. line: of the
-    user's code, at which most more of some looks at its stack found it than of those at a rank that is not late;
-    '': there were none. looks_at_line, others_at_line: how many of both.
+    many there were at the latest look. line: of the user's code, at which most more of some looks at its stack found it
+    than of those at a rank that is not late; '': there were none. looks_at_line, others_at_line: how many of both.
+    sends: whether ranks also send to single ranks, of which it is not known who waits for whom.
     """
 
     rank: int
@@ -176,6 +176,7 @@ class RankUse:
     worker_first_resident: float = 0.0
     worker_resident: float = 0.0
     worker_processes: int = 0
+    sends: bool = False
 
 
 @dataclass(frozen=True)

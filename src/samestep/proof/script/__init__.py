@@ -15,7 +15,12 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
 from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.hand_written_stages import clipped_together, shapes_apart, stages_that_talk
+from samestep.proof.script.hand_written_stages import (
+    clipped_together,
+    rows_along_stages,
+    shapes_apart,
+    stages_that_talk,
+)
 from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
 from samestep.proof.script.never_runs import never_runs
 from samestep.proof.script.pipelines import PipelineLayout, pipeline_findings, ranks_of_stages
@@ -263,6 +268,8 @@ def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
             finding = _scaled_apart(stages, record) or finding
         # Which norm is the whole one, no stage tells by itself.
         is_by_norm = finding.answer == "right" or finding.message.id == "clipped_by_another_norm"
+        if question == "rows" and finding.answer == "right" and len(stages) > 1:
+            finding = rows_along_stages(stages) or finding
         if question == "clipping" and is_by_norm and len(stages) > 1:
             finding = clipped_together(stages, record) or finding
         findings.append(finding)

@@ -23,9 +23,14 @@ def alike(ranks: Ranks) -> list[Finding]:
 
 
 def gathers(ranks: Ranks) -> Finding | None:
-    """Finds a loss over what was gathered from all ranks, of which only the rank's own part has a gradient."""
+    """Finds a loss over what was gathered from all ranks, of which only the rank's own part has a gradient.
+
+    Ranks that read the same rows share out a model: each has the whole loss, and the gradient of its own part is whole.
+    """
     for step in common_steps(ranks):
-        if all(rank.steps[step].cut_gathers for rank in ranks):
+        rows = [tuple(row for batch in rank.steps[step].micro_batches for row in batch.rows) for rank in ranks]
+        read_the_same = any(rows) and len({*rows}) < len(rows)
+        if all(rank.steps[step].cut_gathers for rank in ranks) and not read_the_same:
             return Finding("collectives", "warning", message("gather_without_gradient", step=step, ranks=len(ranks)))
     return None
 

@@ -53,6 +53,26 @@ def shapes_apart(ranks: Ranks) -> str | None:
     return None
 
 
+def batch_apart(first: ScriptRecord, last: ScriptRecord) -> tuple[int, list[int] | None, list[int] | None] | None:
+    """Returns the first batch of which two ranks read other rows: its number, and the rows of both; None where there is
+    none. Rows without known indices are told by their content."""
+    for first_pass, last_pass in zip(first.passes, last.passes):
+        indices = zip(first_pass.batches, last_pass.batches)
+        for number, (rows, digests) in enumerate(zip(indices, zip(first_pass.digests, last_pass.digests))):
+            if rows[0] != rows[1] and digests[0] != digests[1]:
+                return number, *rows
+    return None
+
+
+def rows_along_stages(stages: Sequence[Ranks]) -> Finding | None:
+    """Finds that the first and the last stage read other rows. Whether the last one takes its targets from them is not
+    known."""
+    for first, last in zip(stages[0], stages[-1]):
+        if batch_apart(first, last):
+            return Finding("rows", "unknown", message("stages_may_read_other_rows", ranks=[first.rank, last.rank]))
+    return None
+
+
 def clipped_together(stages: Sequence[Ranks], record: Record) -> Finding | None:
     """Answers 'clipping' of stages that torch's functions clip by a norm, which is to be that of all stages. None where
     no step is clipped so on each stage."""

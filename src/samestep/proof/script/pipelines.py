@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from samestep.message import Message, message
 from samestep.proof.script.chain import chain_findings
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
+from samestep.proof.script.hand_written_stages import batch_apart
 from samestep.proof.script.replay import not_replayed
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, ChainRecord
 from samestep.records.files import read
@@ -91,19 +92,10 @@ def _rows(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
     ends = (layout.holders[0], layout.holders[-1])
     for replica in layout.replicas:
         pair = [next(number for number in replica if number in of_end) for of_end in ends]
-        for first_pass, last_pass in zip(*(ranks[number].passes for number in pair)):
-            for batch, pairs in enumerate(
-                zip(zip(first_pass.batches, last_pass.batches), zip(first_pass.digests, last_pass.digests))
-            ):
-                indices, digests = pairs
-                if None in indices and digests[0] == digests[1]:
-                    continue
-                if indices[0] != indices[1] and digests[0] != digests[1]:
-                    cause = message("stages_read_other_rows", ranks=pair)
-                    expected, found = indices
-                    return differs(
-                        "rows", "rows along stage", cause, step=batch, rank=pair[1], expected=expected, found=found
-                    )
+        if apart := batch_apart(ranks[pair[0]], ranks[pair[1]]):
+            batch, expected, found = apart
+            cause = message("stages_read_other_rows", ranks=pair)
+            return differs("rows", "rows along stage", cause, step=batch, rank=pair[1], expected=expected, found=found)
     return None
 
 

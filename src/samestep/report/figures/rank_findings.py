@@ -148,7 +148,9 @@ def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
 
 
 def _mostly_communicate(judged: Sequence[RankUse]) -> bool:
-    """Whether all do, and no rank is waited for, even in turn."""
+    """Whether all do, and no rank is waited for, even in turn, as far as that is known."""
+    if any(rank.sends or rank.late_share is None for rank in judged):
+        return False
     late_share = max(rank.late_share or 0.0 for rank in judged)
     return late_share < LATE_SHARE and min(map(_other_share, judged)) >= COMMUNICATION_SHARE
 
