@@ -34,6 +34,11 @@ def test_a_gather_without_gradient_matters_where_one_process_has_another(tmp_pat
     assert [finding.answer for finding in right] == ["right"]
 
 
+def test_ranks_that_share_out_a_model_each_have_the_whole_loss_of_what_they_gather(tmp_path: Path) -> None:
+    ranks = [with_steps(rank, cut_gathers=1, micro_batches=[MicroBatchRecord([1, 2])]) for rank in ranks_of(tmp_path)]
+    assert warned(ranks) == []
+
+
 def test_a_tied_weight_comes_apart_where_the_two_do_not_stay_the_same(tmp_path: Path) -> None:
     tied = [replace(rank, ties=[(NAMES[0], NAMES[1])]) for rank in ranks_of(tmp_path)]
     same = [with_steps(rank, weights=dict.fromkeys(NAMES, 1)) for rank in tied]

@@ -15,7 +15,13 @@ from samestep.records.script import PassRecord, ScriptPlan, ScriptRecord
 from samestep.records.tensor_files import read_arrays, write_arrays
 
 
-def pipeline(folder: Path, scale: float = 1.0, micro_batches: int = 1, weight: float | None = None) -> CheckResults:
+def pipeline(
+    folder: Path,
+    scale: float = 1.0,
+    micro_batches: int = 1,
+    weight: float | None = None,
+    reads_other_rows: bool = False,
+) -> CheckResults:
     """Judges two ranks that hold other parameters and read the same rows. scale: of the gradient of rank 1."""
     judged(folder, "never reduced", micro_batches, weight)
     path = folder / "rank1.json"
@@ -31,6 +37,9 @@ def pipeline(folder: Path, scale: float = 1.0, micro_batches: int = 1, weight: f
         for step in record.steps
     ]
     passes: list[PassRecord] = read(ScriptRecord, folder / "rank0.json").passes
+    if reads_other_rows:
+        content = [["another row"] for _ in passes[0].digests]
+        passes = [replace(passes[0], batches=passes[0].batches[::-1], digests=content), *passes[1:]]
     write(path, replace(record, start={new: 1 for new in names.values()}, steps=steps, passes=passes))
     for step in range(STEPS):
         arrays = read_arrays(folder, 1, f"step{step}").items()
@@ -54,6 +63,13 @@ def test_stages_are_no_replicas_and_may_read_the_same_rows(tmp_path: Path) -> No
     assert (gradient.id, gradient.fields["stages"]) == ("each_stage_answers", 2)
     assert (weight.id, weight.fields["stage"]) == ("stage_answers", 0)
     assert weight.fields["answer"].id == "losses_weigh_one_together"
+
+
+def test_stages_at_both_ends_that_read_other_rows_are_not_right(tmp_path: Path) -> None:
+    results = pipeline(tmp_path, reads_other_rows=True)
+    rows = finding_of(results, "rows")
+    assert (results.answer, rows.answer) == ("unknown", "unknown"), results.findings
+    assert rows.message == message("stages_may_read_other_rows", ranks=[0, 1])
 
 
 def test_losses_that_are_not_divided_by_the_micro_batches(tmp_path: Path) -> None:

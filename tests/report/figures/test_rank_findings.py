@@ -95,6 +95,9 @@ def test_all_ranks_wait_for_their_loaders_or_for_each_other() -> None:
     assert said(starved, slow) == [("rank_is_slow", "slow_by_loading")]
     talks = replace(HEALTHY, compute_s=5.0)
     assert said(talks, replace(talks, rank=1)) == [("ranks_mostly_communicate", "")]
+    # Of what is sent to a single rank it is not known who waits for whom.
+    assert said(replace(talks, sends=True), replace(talks, rank=1, sends=True)) == []
+    assert said(replace(talks, late_share=None), replace(talks, rank=1, late_share=None)) == []
 
 
 def test_a_context_on_gpu_0_is_extra_beside_one_on_another() -> None:

@@ -55,12 +55,14 @@ def shapes_apart(ranks: Ranks) -> str | None:
 
 def batch_apart(first: ScriptRecord, last: ScriptRecord) -> tuple[int, list[int] | None, list[int] | None] | None:
     """Returns the first batch of which two ranks read other rows: its number, and the rows of both; None where there is
-    none. Rows without known indices are told by their content."""
+    none. Rows with other indices are the same where their contents are."""
     for first_pass, last_pass in zip(first.passes, last.passes):
-        indices = zip(first_pass.batches, last_pass.batches)
-        for number, (rows, digests) in enumerate(zip(indices, zip(first_pass.digests, last_pass.digests))):
-            if rows[0] != rows[1] and digests[0] != digests[1]:
-                return number, *rows
+        contents = [*zip(first_pass.digests, last_pass.digests)]
+        if contents and all(one == other for one, other in contents):
+            continue
+        for number, (rows, other_rows) in enumerate(zip(first_pass.batches, last_pass.batches)):
+            if rows != other_rows:
+                return number, rows, other_rows
     return None
 
 
