@@ -61,7 +61,7 @@ def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
         ended = subprocess.run(
             [sys.executable, "-m", "samestep", *command, "--out", str(folder / "results")],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(patched(fault, folder))},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(patched(fault, folder)), str(HERE.parent)])},
             capture_output=True,
             text=True,
             timeout=budget(DEADLINE_IMPORTS),
