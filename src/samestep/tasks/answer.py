@@ -93,16 +93,14 @@ def _inspection(question: Question) -> Inspection:
             in_parts=layouts_in_parts(rows, question.engines),
             on_other_meshes={} if question.also == 0 else on_other_meshes(rows, question.engines, question.also),
         )
-    second: list[EngineFacts | None] = []
+    second: list[EngineFacts] = []
     if job and job.second:
-        second += inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
-        second = [facts for facts in second if facts and not facts.mesh]
-    if job:
-        second += [on_mesh(row, of.mesh) for row in rows if (of := job.second_meshes.get(row.name)) and of.mesh]
+        others = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+        second += [facts for facts in others if not facts.mesh]
+    meshes = {name: size.mesh for name, size in job.second_meshes.items() if size.mesh} if job else {}
+    second += [found for row in rows if row.name in meshes and (found := on_mesh(row, meshes[row.name]))]
     facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, question.engines) if job else ())
-    return Inspection(
-        devices, facts, replicas, tuple(rows), job, second_engines=tuple(filter(None, second)), parts=parts
-    )
+    return Inspection(devices, facts, replicas, tuple(rows), job, second_engines=tuple(second), parts=parts)
 
 
 def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:

@@ -28,9 +28,10 @@ def gathers(ranks: Ranks) -> Finding | None:
     Ranks that read the same rows share out a model: each has the whole loss, and the gradient of its own part is whole.
     """
     for step in common_steps(ranks):
+        if not all(rank.steps[step].cut_gathers for rank in ranks):
+            continue
         rows = [tuple(row for batch in rank.steps[step].micro_batches for row in batch.rows) for rank in ranks]
-        read_the_same = any(rows) and len({*rows}) < len(rows)
-        if all(rank.steps[step].cut_gathers for rank in ranks) and not read_the_same:
+        if not any(rows) or len({*rows}) == len(rows):
             return Finding("collectives", "warning", message("gather_without_gradient", step=step, ranks=len(ranks)))
     return None
 

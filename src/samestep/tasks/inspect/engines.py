@@ -152,7 +152,8 @@ def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
 
     names: the engines of this command; none: all.
     """
-    return max((2 * of.replicas * of.micro_batches for of in layouts_in_parts(rows, names).values()), default=0)
+    layouts = layouts_in_parts(rows, names).values()
+    return max((2 * layout.replicas * layout.micro_batches for layout in layouts), default=0)
 
 
 def takes_mesh(row: EngineFacts) -> bool:

@@ -105,6 +105,7 @@ def inspect_job(
         row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
+        parameters=count,
         optimizer=job.of_phases()[0].optimizer.cls.__name__,
         prefetch=job.prefetch,
         last=job.last,
@@ -141,7 +142,6 @@ def _data_facts(job: Job) -> dict[str, Any]:
 def _model_facts(model: nn.Module) -> dict[str, Any]:
     """Returns the fields of JobFacts that are the model's."""
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
         "random_layers": _layers(model, nn.modules.dropout._DropoutNd, lambda layer: layer.p > 0),
@@ -329,8 +329,8 @@ def _refusal_of(job: Job, proven: ProveTask | None, device: str, replicas: int, 
     proven: a training of the proof; None: the job is not proven. fewest: micro-batches of a step, as of Schedule.
     """
 
-    def schedule(of: Job) -> Schedule:
-        return replace(schedule_of(of, replicas), fewest=fewest)
+    def schedule(trained: Job) -> Schedule:
+        return replace(schedule_of(trained, replicas), fewest=fewest)
 
     own_sizes = proven is not None and proven.rows == job.global_batch
     why = _refused_size(job, schedule(job), device) if own_sizes else None
@@ -345,7 +345,10 @@ def _refused_in_parts(
     job: Job, proven: ProveTask | None, device: str, in_parts: Mapping[str, Layout]
 ) -> dict[str, Message]:
     """Returns engine -> why its own micro-batches cannot be trained. proven: as of _refusal_of."""
-    found = {engine: _refusal_of(job, proven, device, of.replicas, of.micro_batches) for engine, of in in_parts.items()}
+    found = {
+        engine: _refusal_of(job, proven, device, layout.replicas, layout.micro_batches)
+        for engine, layout in in_parts.items()
+    }
     return {engine: why for engine, why in found.items() if why}
 
 
