@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,8 +21,9 @@ from samestep.commands.axis_trials import SECONDS_OF_ONE, with_origin
 from samestep.commands.command_options import ProofOptions
 from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, say_divisions, with_second
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
+from samestep.commands.launch_ahead import LaunchAhead, ShowPhase, has_cores_for
 from samestep.commands.machines import is_first, refuse_under_launcher
-from samestep.commands.needs import check_needs, need_of, refuse_large_second_size, room_in
+from samestep.commands.needs import PLENTY, check_needs, need_of, refuse_large_second_size, room_in
 from samestep.commands.progress import Launches, TimeLeft
 from samestep.commands.results_folder import package_digest, recorded, results_folder, shared_folder, words_of
 from samestep.commands.setup import Setup
@@ -36,6 +38,9 @@ from samestep.proof.one_process import one_process
 from samestep.proof.plan import (
     AS_NUMERICS,
     AS_OWN,
+    LoopTrainings,
+    as_planned,
+    as_played,
     interrupted,
     neutral_layouts,
     plain_layout,
@@ -49,7 +54,7 @@ from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
 from samestep.records.inspection import EngineFacts
 from samestep.records.monitor import SUMMARY, MonitorSummary
-from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
+from samestep.records.plan import OWN_DTYPE, Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
 from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
 from samestep.records.results import CompareResults, EngineResult, OneProcess, Proof, Verdict, write_results
@@ -61,7 +66,6 @@ from samestep.world import nvidia
 VERDICT = "verdict.json"  # in the folder of a launch that is proven
 
 ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launches in all)
-ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
 def compare_engines(command: str, options: ProofOptions, job: str, typed: str = "") -> CompareResults | None:
@@ -114,25 +118,56 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     preloads = {row.facts.preloads for row in planned if row.launcher == FORK}
     fork_client.preload(*preloads - {()}, deadline_s=setup.deadline_s)
-    reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = None
-    if reference and not setup.resume:
-        answer = _one_process(inspected, planned, folder, reference, lambda phase: show(phase, 0, total))
-    if setup.rounds:
-        fork_client.close("reference")  # nothing else may run during a measurement; the ranks' servers wait
-        fork_client.wait(setup.deadline_s)
-    done = 1
-    for number in range(max(1, setup.rounds)):
-        for row in _rotated(planned, number):
-            if row.open and reference:
-                _launch(inspected, row, number, folder, reference, _phase_callback(show, row, done, total))
-            done += 1
-            if number == 0 and row.second and reference:
-                if row.open:
-                    _launch_second(inspected, row, folder, reference, _phase_callback(show, row, done, total))
+    with _launched_ahead(inspected, planned, folder):
+        reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
+        if reference and not setup.resume:
+            answer = _one_process(inspected, planned, folder, reference, lambda phase: show(phase, 0, total))
+        if setup.rounds:
+            fork_client.close("reference")  # nothing else may run during a measurement; the ranks' servers wait
+            fork_client.wait(setup.deadline_s)
+        done = 1
+        for number in range(max(1, setup.rounds)):
+            for row in _rotated(planned, number):
+                if row.open and reference:
+                    _launch(inspected, row, number, folder, reference, _phase_callback(show, row, done, total))
                 done += 1
-            show(row.name, done, total)
+                if number == 0 and row.second and reference:
+                    if row.open:
+                        _launch_second(inspected, row, folder, reference, _phase_callback(show, row, done, total))
+                    done += 1
+                show(row.name, done, total)
     return replace(_results(inspected, rows, reference, began), same_as_one_process=answer)
+
+
+@contextmanager
+def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) -> Iterator[None]:
+    """Launches the first row during the block, while the reference is played, where both fit on this machine and the
+    reference alone does not say what is launched. On a GPU memory is not the machine's."""
+    setup, job = inspected.setup, inspected.job
+    row = rows[0] if rows and not (setup.rounds or setup.resume or Record(folder / "reference").complete(1)) else None
+    layouts = [layout for layout in layouts_of(row, quick=setup.quick) if layout] if row else []
+    if (
+        row is None
+        or row.launcher not in (THREADS, FORK)
+        or inspected.machines.nnodes > 1
+        or inspected.inspection.devices[0] != "cpu"
+        or job.costly  # the reference then takes all cores
+        or "life" in layouts[0].trainings
+        or not has_cores_for(1 + (1 if row.launcher == THREADS else row.facts.processes))
+        or need_of(inspected, rows).memory_at_once > max(PLENTY, room_in(folder).free_memory)
+    ):
+        yield
+        return
+    in_own_dtype = [name for layout in layouts if layout.dtype == OWN_DTYPE for name in layout.trainings]
+    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(layouts[0]), in_own_dtype)
+
+    def start(plan: Plan, show_phase: ShowPhase) -> Record:
+        return _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
+
+    row.ahead = LaunchAhead(plan, start)
+    with closing(row.ahead):
+        yield
 
 
 def _rotated(rows: list[Row], shift: int) -> Iterator[Row]:
@@ -158,7 +193,8 @@ def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_ph
         layout = second_layout(second.facts, inspected.job)
         layouts += [layout] if layout not in layouts else []
         second.number = layouts.index(layout)
-    if LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
+    several = any(layout.replicas > 1 for layout in layouts)
+    if several and LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
         layouts.append(plain_layout())
     return _play(inspected, folder, "reference", tuple(layouts), show_phase)
 
@@ -206,37 +242,52 @@ def _one_process(
     return one_process(several_replicas, one_replica, play, inspected.job)
 
 
-def _launch(
-    inspected: InspectedSetup, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase
-) -> None:
-    """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
-    setup = inspected.setup
+def _plan_of_launch(
+    inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, in_own_dtype: Iterable[str]
+) -> Plan:
+    """Returns the plan of launch `number` of a row. loop, in_own_dtype: the trainings of a first one."""
+    setup, job = inspected.setup, inspected.job
     trainings: list[Task] = []
     if setup.rounds:
         trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps, costs=number == 0))
-    loop = Expectation(reference, row.loop_number)
-    numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
-    in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
     if number == 0:
         trainings += proof_trainings(
             row.facts,
             loop,
-            inspected.job.proof_steps,
+            job.proof_steps,
             inspected.size,
-            inspected.job.proof_rows,
-            extremes=inspected.job.extremes,
+            job.proof_rows,
+            extremes=job.extremes,
             in_own_dtype=in_own_dtype,
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
     machines = setup.machines
     threads = (machines.planned_threads, inspected.nproc, machines.threads or 1)
-    plan = Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads, mesh=row.facts.mesh)
+    return Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads, mesh=row.facts.mesh)
+
+
+def _launch(
+    inspected: InspectedSetup, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase
+) -> None:
+    """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
+    setup = inspected.setup
+    loop = Expectation(reference, row.loop_number)
+    numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
+    in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
+    in_own = in_own_dtype.facts.trainings if in_own_dtype else ()
+    plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), in_own)
+    ahead, row.ahead = row.ahead, None
     try:
         if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
             return
-        record = _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
+        if ahead and ahead.is_of(plan):
+            record = ahead.record(show_phase)
+        else:
+            if ahead:
+                ahead.close()
+            record = _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
@@ -371,7 +422,7 @@ def _interrupted(
     facts, continuation = row.facts, row.continued_by
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != continuation.replicas)
     trainings = [
-        proof_trainings(engine, loop, job.proof_steps, inspected.size, job.proof_rows, extremes=job.extremes)
+        proof_trainings(engine, as_played(loop), job.proof_steps, inspected.size, job.proof_rows, extremes=job.extremes)
         for engine in (facts, continuation)
     ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))
@@ -405,7 +456,7 @@ def _start(
     folder, size, devices = Path(plan.out), 1, inspected.inspection.devices
     if facts:
         size, devices = facts.processes, facts.devices
-    if Record(folder).complete(size):
+    if Record(folder).complete(size) and _trains_the_same(folder, plan):
         return Record(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -450,6 +501,12 @@ def _start(
         samples_usage=bool(inspected.setup.rounds) and not is_reference,
         as_threads=as_threads,
     )
+
+
+def _trains_the_same(folder: Path, plan: Plan | ReferencePlan) -> bool:
+    """Returns whether the launch whose record lies in `folder` has trained what `plan` asks for: one that was launched
+    ahead of an interrupted reference may have had another learning rate."""
+    return isinstance(plan, ReferencePlan) or read(Plan, folder / "plan.json").trainings == plan.trainings
 
 
 def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | None, started: str) -> CompareResults:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from samestep import engine, launch
 from samestep.commands.inspected_setup import InspectedSetup
+from samestep.commands.launch_ahead import LaunchAhead
 from samestep.errors import UserError, nearest_name, say
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
@@ -42,6 +43,7 @@ class Row:
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
     second: SecondRow | None = None
+    ahead: LaunchAhead | None = None  # its first launch, where that began before the reference had ended
 
     @property
     def engine(self) -> str:

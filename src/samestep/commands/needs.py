@@ -32,9 +32,11 @@ PLENTY = 2**30  # a proof that needs less memory gets no message
 
 @dataclass(frozen=True)
 class Need:
-    """What a proof takes of the machine. memory, disk: bytes. seconds: of the reference and the engines' trainings."""
+    """What a proof takes of the machine. memory, disk: bytes. seconds: of the reference and the engines' trainings.
+    memory_at_once: of the reference and the ranks, where they train at the same time."""
 
     memory: float
+    memory_at_once: float
     disk: float
     seconds: float
 
@@ -68,7 +70,7 @@ def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     disk: float = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
     disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
     disk += 0 if inspected.setup.quick else (OF_RUN + OF_INIT * ranks) * job.parameters
-    return Need(max(reference, trained), disk, seconds)
+    return Need(max(reference, trained), reference + trained, disk, seconds)
 
 
 def refuse_large_second_size(inspected: InspectedSetup, rows: list[Row], room: Room) -> None:

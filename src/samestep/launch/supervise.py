@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
@@ -19,14 +20,16 @@ import psutil
 
 from samestep.errors import say
 from samestep.launch import Command, Machines, first_error, fork_client
-from samestep.launch.end import ENDING_S, Deadline, IdleLauncher, end_tree, signal_ranks
-from samestep.launch.fork_client import ForkedWorker
+from samestep.launch.end import ENDING_S, Deadline, IdleLauncher, Tree, end_tree, signal_ranks
 from samestep.launch.monitor_sampler import MonitorSampler
 from samestep.launch.rank_logs import LogRotation
 from samestep.launch.watchdog import Watchdog
 from samestep.message import message
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.processes import COMMAND, die_with_parent, this_command
+
+_trees: list[Tree] = []  # of the launches that go on: ranks may train while the reference is played
+_changing = threading.Lock()  # held while a launch is added or ended
 
 
 def run(
@@ -60,7 +63,9 @@ def run(
     progress, logs = Progress(), LogRotation(folder)
     sampled = closing(MonitorSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
-        tree = start(command, folder, machines, deadline_s)
+        with _changing:  # else the end of another launch could take this one's processes for what it has left
+            tree = start(command, folder, machines, deadline_s)
+            _trees.append(tree)
         try:
             while tree.poll() is None and not idle.is_stuck():
                 progress = read_progress(folder, progress) if watch or graceful else progress
@@ -75,7 +80,9 @@ def run(
                 watchdog.check()
                 time.sleep(0.1 if watch else 0.02)
         finally:
-            end_tree(tree, folder)
+            with _changing:
+                _trees.remove(tree)
+                end_tree(tree, folder, others=_trees)
     code = tree.returncode if tree.returncode is not None else -signal.SIGKILL
     if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)
@@ -87,9 +94,7 @@ def run(
     return record
 
 
-def start(
-    command: Command, folder: Path, machines: Machines, deadline_s: float | None = None
-) -> subprocess.Popen[bytes] | ForkedWorker:
+def start(command: Command, folder: Path, machines: Machines, deadline_s: float | None = None) -> Tree:
     """Starts a launch's command, and appends its output to log.txt in `folder`."""
     # torch warns about addresses without host names; its profiler says when it starts
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "6"}

@@ -6,7 +6,8 @@ its numerics in float32 with it on, which are measured.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
@@ -14,6 +15,7 @@ from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.plan import (
     INTERRUPTED,
     OWN_DTYPE,
+    SGD_LR,
     ContinuedLayout,
     Interrupted,
     LayoutPlan,
@@ -108,26 +110,49 @@ def second_steps(job: JobFacts) -> int:
     return min(job.proof_steps, rounds * max(1, len(job.phases)))
 
 
+@dataclass(frozen=True)
+class LoopTrainings:
+    """The trainings that an engine's loop is compared in: their names, their dtype, the learning rate of `sgd`, and
+    what `life` is asked for."""
+
+    names: tuple[str, ...]
+    dtype: str
+    sgd_lr: float
+    life: LifeOptions = field(default_factory=LifeOptions)
+
+
+def as_planned(layout: LayoutPlan) -> LoopTrainings:
+    """Returns the trainings of a layout as they are before the reference has played any: it may take another dtype and
+    another rate. What `life` is asked for is chosen by the reference alone."""
+    return LoopTrainings(layout.trainings, layout.dtype, SGD_LR)
+
+
+def as_played(loop: Expectation) -> LoopTrainings:
+    """Returns the trainings as the reference has played them."""
+    facts = loop.facts
+    life = loop.of("life").life if "life" in facts.trainings else None
+    return LoopTrainings((*facts.trainings,), facts.dtype, facts.sgd_lr, life.options if life else LifeOptions())
+
+
 def second_trainings(
     facts: EngineFacts, loop: Expectation, subset: Subset, extremes: tuple[int, ...] = ()
 ) -> tuple[ProveTask, ...]:
     """The trainings of an engine's proof on the second number of ranks: those of its loop."""
-    planned = trainings(facts, loop, subset.steps, subset.replicas, subset.rows, extremes)
+    planned = trainings(facts, as_played(loop), subset.steps, subset.replicas, subset.rows, extremes)
     return tuple(training for training in planned if training.name in QUICK)
 
 
 def trainings(
     facts: EngineFacts,
-    loop: Expectation,
+    loop: LoopTrainings,
     steps: int,
     replicas: int,
     rows: int = 0,
     extremes: tuple[int, ...] = (),
-    in_own_dtype: Expectation | None = None,
+    in_own_dtype: Iterable[str] = (),
 ) -> tuple[ProveTask, ...]:
     """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows,
-    extremes: of ProveTask. in_own_dtype: what the reference played in the job's own dtype; None: the engine is not
-    compared in it."""
+    extremes: of ProveTask. in_own_dtype: the names of those in the job's own dtype."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
@@ -137,28 +162,18 @@ def trainings(
             steps,
             dtype,
             replicas=replicas,
-            sgd_lr=loop.facts.sgd_lr,
+            sgd_lr=loop.sgd_lr,
             engine_settings=settings,
             name=name,
             rows=rows,
-            life=_life_options(loop) if training == "life" else LifeOptions(),
+            life=loop.life if training == "life" else LifeOptions(),
             extremes=extremes,
         )
 
-    exact = [prove(name, name, loop.facts.dtype, True) for name in loop.facts.trainings]
+    exact = [prove(name, name, loop.dtype, True) for name in loop.names]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
-    in_own = [
-        prove(name, AS_OWN.format(name), OWN_DTYPE, False)
-        for name in (in_own_dtype.facts.trainings if in_own_dtype else ())
-    ]
+    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False) for name in in_own_dtype]
     return (*exact, *inexact, *in_own)
-
-
-def _life_options(loop: Expectation) -> LifeOptions:
-    """What the run of a proof is asked for, as the reference has chosen it."""
-    life = loop.of("life").life
-    assert life
-    return life.options
 
 
 def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[ProveTask, ...]:

@@ -17,6 +17,7 @@ from samestep.world.mesh import Mesh
 TRAININGS = ("gradient", "sgd", "user", "late", "life")  # of a proof
 OUTPUTS = "{} outputs"  # the name of what modules have returned in a training
 OWN_DTYPE = "own"  # the dtype of a training that leaves the job's tensors as they are
+SGD_LR = 0.05  # of `sgd`, tried first; divided by 4 while the loss explodes
 INIT = 0.875  # times the model's own weights: those that `life` begins with
 TRACES = "trace"  # the folder of --profile's files
 

@@ -25,6 +25,7 @@ from samestep.records.plan import (
     INTERRUPTED,
     OUTPUTS,
     OWN_DTYPE,
+    SGD_LR,
     ContinuedLayout,
     LayoutPlan,
     ProveTask,
@@ -44,7 +45,7 @@ from samestep.records.record import (
 )
 from samestep.records.tensor_files import write_state
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, extreme_rows, life_steps, proof_job, steps_of
+from samestep.tasks.proof_job import extreme_rows, life_steps, proof_job, steps_of
 from samestep.tasks.reference_records import ModelFacts, training_record
 from samestep.tasks.reference_tensors import (
     State,

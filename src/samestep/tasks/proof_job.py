@@ -26,7 +26,6 @@ from samestep.rank.evaluate import chunk_rows
 from samestep.records.plan import OWN_DTYPE, ProveTask
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
-SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 LATE_EPOCHS = (1, 2, 96)  # over whose ends `late` trains
 TWO_BATCHES = 2  # of which an epoch of `late` consists
 OTHER_STEPS = 8  # of the other trainings, unless a step is costly

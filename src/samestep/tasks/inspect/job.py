@@ -29,7 +29,7 @@ from samestep.rank.job_errors import error_line, raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
 from samestep.records.inspection import EngineFacts, JobFacts, SecondSize
-from samestep.records.plan import ProveTask, second_size
+from samestep.records.plan import SGD_LR, ProveTask, second_size
 from samestep.tasks.inspect.dry_run import (
     DryEvaluation,
     DryStep,
@@ -42,7 +42,7 @@ from samestep.tasks.inspect.dry_run import (
 from samestep.tasks.inspect.engines import Divides
 from samestep.tasks.inspect.extremes import Extremes, find_extremes
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
-from samestep.tasks.proof_job import SGD_LR, proof_job, rows_of_proof
+from samestep.tasks.proof_job import proof_job, rows_of_proof
 
 MOST_EXTREMES = 64  # rows that a plan names
 Result = TypeVar("Result")
