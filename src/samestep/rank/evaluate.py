@@ -36,7 +36,7 @@ from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.listeners import Listeners
 from samestep.rank.step import batch_weight
-from samestep.rank.threaded_group import active_turns
+from samestep.rank.threaded_group import active_turns, alike_on_ranks
 from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationRecord
 from samestep.world import World
@@ -81,18 +81,28 @@ class Evaluation:
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     """Builds the job's plain model with rank 0's trained `state` on every rank.
 
-    Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
+    Ranks that are threads on a CPU share one: each evaluates its rows in one turn. Needs an open process group when
+    world.size > 1. Raises UserError when there is no memory for the model.
     """
     heartbeat.begin(EVALUATION)
+    shared = active_turns() is not None and world.device == "cpu"
     with _memory_errors(None, world):
-        model = job.model().to(world.device)
+        model = shared_model(job) if shared else job.model().to(world.device)
         if world.rank == 0:
             model.load_state_dict(state)
-        if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
+        if shared:
+            dist.barrier()
+        elif world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
             tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
             # In few messages: 64 ranks that are threads take 64 turns for each.
             dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined, arg-type]
     return model
+
+
+@alike_on_ranks
+def shared_model(job: Job) -> nn.Module:
+    """Returns a new model of the job's, the same one on all ranks where these are threads."""
+    return job.model()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ torch's own, and most trainings shard nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from samestep.message import message
 from samestep.rank.row_order import in_order_of_model
 
-BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
+BUCKET_BYTES = 250 << 20  # of one collective at most, as DDP's of a model
 NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
     "Adafactor": message("optimizer_fails_on_shards"),
     "Muon": message("optimizer_needs_whole_matrices"),
@@ -111,7 +111,39 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
                     whole = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
                 state[name] = whole
                 sent.setdefault(owners[name], []).append(whole)
+        block_bytes = max((sum(tensor.nbytes for tensor in tensors) for tensors in sent.values()), default=0)
+        if block_bytes * group.size() <= BUCKET_BYTES:
+            _gather_blocks(sent, block_bytes, group=group, device=device)
+            return
         for owner, tensors in sent.items():
             dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]
 
     model.register_state_dict_post_hook(gather)
+
+
+def _gather_blocks(
+    sent: Mapping[int, Sequence[Tensor]], block_bytes: int, *, group: dist.ProcessGroup, device: str
+) -> None:
+    """Gives the tensors of each owner to all ranks in one collective: as many as there are owners take long where
+    ranks are threads, and each takes its turn in every one.
+
+    sent: owner -> its tensors, contiguous, which the other ranks have without values. block_bytes: of the owner that
+    has most.
+    """
+    blocks = [*torch.empty(group.size() * block_bytes, dtype=torch.uint8, device=device).split(block_bytes)]
+    own, rank = torch.zeros(block_bytes, dtype=torch.uint8, device=device), dist.get_rank(group)
+    if rank in sent:
+        held = torch.cat([_bytes_of(tensor) for tensor in sent[rank]])
+        own[: len(held)] = held
+    dist.all_gather(blocks, own, group=group)
+    for owner, tensors in sent.items():
+        values = blocks[owner].split(
+            [*(tensor.nbytes for tensor in tensors), block_bytes - sum(t.nbytes for t in tensors)]
+        )
+        for tensor, value in zip(tensors, values):
+            _bytes_of(tensor).copy_(value)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Returns a contiguous tensor's own bytes."""
+    return tensor.view(-1).view(torch.uint8)

@@ -256,6 +256,8 @@ class Turns:
             finally:
                 self._computes = False
         result: Result = self._alike[number]
+        if min(self._asked) > number:  # no other rank will ask: it may be a model
+            self._alike[number] = None
         return result
 
     def wait_for_gpus(self) -> None:

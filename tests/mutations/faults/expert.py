@@ -100,8 +100,8 @@ FAULTS = (
     fault(
         "the state has other ranks' experts as they began",
         SHARDS,
-        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]\n",
-        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, 0)\n",
+        "            _bytes_of(tensor).copy_(value)\n",
+        "            if owner == 0:\n                _bytes_of(tensor).copy_(value)\n",
         ("weights", "evaluation", "failed", "starting weights"),
     ),
     fault(

@@ -141,8 +141,8 @@ FAULTS = (
     fault(
         "evaluated and saved with the first stage's weights alone",
         "rank/shards.py",
-        "            dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, owner)  # type: ignore[attr-defined]\n",
-        "            if owner != dist.get_rank(group):\n                _ = [whole.zero_() for whole in tensors]\n",
+        "            _bytes_of(tensor).copy_(value)\n",
+        "            _bytes_of(tensor).copy_(value if owner == rank else 0 * value)\n",
         ("initial weights", "first gradient", "weights"),
     ),
     fault(
