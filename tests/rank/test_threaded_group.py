@@ -7,23 +7,32 @@ import random
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.backends import cudnn
 from torch.distributed.tensor import _random
 from torch.testing._internal.distributed import multi_threaded_pg
 
 from samestep import engine as engines
 from samestep.errors import TrainingFailed
+from samestep.jobs import digits
 from samestep.launch import stacks
 from samestep.message import as_said
+from samestep.rank import shards
+from samestep.rank.evaluate import plain_model
+from samestep.rank.shards import BUCKET_BYTES
+from samestep.rank.stage_forward import leave_absent
 from samestep.rank.threaded_group import Turns, alike_on_ranks, threaded_group
 from samestep.report.language import catalogue
 from samestep.world import World
+from samestep.world.heartbeat import LOADING, heartbeat, read
 
 THREADABLE = {
     "single",
@@ -128,6 +137,77 @@ def test_each_rank_has_what_a_process_has_once(tmp_path: Path, monkeypatch: pyte
     ]
     assert torch.get_default_dtype() == dtype and sys.stdout is stdout and "SAMESTEP_TEST_RANK" not in os.environ
     assert not torch.are_deterministic_algorithms_enabled() and not cudnn.benchmark and _random._rng_tracker is None
+
+
+def test_each_rank_writes_its_own_heartbeat(tmp_path: Path) -> None:
+    """Also while all of them have done the same so far, and their files hold the same numbers."""
+    rounds = 5
+
+    def do(rank: int) -> None:
+        heartbeat.open(tmp_path / str(rank))
+        for number in range(rounds):
+            heartbeat.begin(LOADING, number)
+            for _ in range(2):  # at the second one all of them have done the same
+                dist.barrier()
+
+    on_threads(3, do)
+    pulses = [read(tmp_path / str(rank)) for rank in range(3)]
+    assert [(pulse.beats, pulse.step) for pulse in pulses if pulse] == [(rounds, rounds - 1)] * 3
+
+
+@pytest.mark.parametrize("bucket_bytes", [BUCKET_BYTES, 8])
+def test_absent_tensors_are_gathered_in_one_collective_or_in_several(
+    bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_BYTES", bucket_bytes)
+    gathered: list[str] = []
+    collectives = {name: getattr(dist, name) for name in ("all_gather", "_broadcast_coalesced")}
+    for name, collective in collectives.items():
+        noted = partial(
+            lambda name, collective, *a, **k: (gathered.append(name), collective(*a, **k)), name, collective
+        )
+        monkeypatch.setattr(dist, name, noted)
+    whole = Parts(7.0)
+
+    def do(rank: int) -> list[bool]:
+        model = Parts(float(rank))
+        owners = {"first": 0, "second": 1, "flags": 1}
+        leave_absent(model, lambda tensor: owners[named(model, tensor)] == rank)
+        shards.gather_absent(model, owners, group=dist.group.WORLD, device="cpu")
+        state, expected = model.state_dict(), [Parts(float(owners[name])).state_dict()[name] for name in owners]
+        assert [*state] == [*whole.state_dict()]
+        return [torch.equal(state[name], tensor) for name, tensor in zip(owners, expected)]
+
+    assert on_threads(3, do) == {rank: [True] * 3 for rank in range(3)}
+    assert {*gathered} == ({"all_gather"} if bucket_bytes == BUCKET_BYTES else {"_broadcast_coalesced"})
+
+
+class Parts(nn.Module):
+    """Tensors of three dtypes and shapes, of which one has no dimension."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.full((3, 5), value, dtype=torch.float64))
+        self.second = nn.Parameter(torch.tensor(value))
+        self.register_buffer("flags", torch.tensor([value > 0, False]))
+
+
+def named(model: nn.Module, tensor: torch.Tensor) -> str:
+    return next(name for name, own in (*model.named_parameters(), *model.named_buffers()) if own is tensor)
+
+
+def test_ranks_share_the_model_that_they_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = digits.job()
+    built: list[nn.Module] = []
+    job = replace(job, model=lambda: (built.append(nn.Linear(2, 1)), built[-1])[1])
+
+    def do(rank: int) -> tuple[int, float]:
+        state = {"weight": torch.full((1, 2), float(rank + 1)), "bias": torch.zeros(1)}
+        model = plain_model(job, state, World(rank, 3))
+        return id(model), float(model.weight.sum())
+
+    returned = on_threads(3, do)
+    assert {*returned.values()} == {(id(built[0]), 2.0)} and len(built) == 1
 
 
 def test_backward_runs_in_the_ranks_own_thread() -> None:

@@ -92,7 +92,8 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
             model.load_state_dict(state)
         if shared:
             dist.barrier()
-        elif world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
+        elif world.size > 1:
+            # All ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ.
             tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
             # In few messages: 64 ranks that are threads take 64 turns for each.
             dist._broadcast_coalesced(dist.group.WORLD, tensors, BUCKET_BYTES, 0)  # type: ignore[attr-defined, arg-type]
