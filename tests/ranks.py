@@ -30,6 +30,7 @@ from samestep.proof.judge import judge
 from samestep.proof.plan import (
     AS_NUMERICS,
     AS_OWN,
+    as_played,
     interrupted,
     loop_layout,
     numerics_layout,
@@ -304,7 +305,8 @@ def proof_plan(
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
     facts = facts or engine_facts(engine, replicas)
-    asked = trainings(facts, expectation, 8, replicas, in_own_dtype=own)
+    in_own = own.facts.trainings if own else ()
+    asked = trainings(facts, as_played(expectation), 8, replicas, in_own_dtype=in_own)
     return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked, mesh=facts.mesh)
 
 
@@ -368,7 +370,7 @@ def resumed(
     """
     (ranks, facts), (other_ranks, other_facts) = first, then
     loop = Expectation(reference, 0)
-    asked = trainings(facts, loop, 8, facts.replicas), trainings(other_facts, loop, 8, facts.replicas)
+    asked = [trainings(engine, as_played(loop), 8, facts.replicas) for engine in (facts, other_facts)]
     with tempfile.TemporaryDirectory(prefix="samestep-resume-") as folder:
         parts = Interrupted(folder, "first", facts.replicas != other_facts.replicas)
         plan = Plan("", 0.0, job, dict(settings or {}), facts.name, trainings=interrupted(asked[0], parts))

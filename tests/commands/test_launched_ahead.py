@@ -18,6 +18,8 @@ import pytest
 from budget import budget, deadline, wait_until
 from command import DIGITS, JOBS, TESTS, samestep
 from lane_marks import CHECK
+from samestep.commands import compare
+from samestep.commands.command_options import VerifyOptions
 from samestep.commands.compare import _trains_the_same
 from samestep.commands.launch_ahead import LaunchAhead, has_cores_for
 from samestep.errors import TrainingFailed
@@ -54,6 +56,18 @@ def test_ranks_begin_before_the_reference_has_ended(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["engines"]
     assert row["verdict"] == "same" and row["launcher"] == "threads"
     ranks, _ = launch_of(tmp_path / "out")
+    assert ranks.started_at < (tmp_path / "out/reference/rank0.json").stat().st_mtime
+
+
+@pytest.mark.check
+def test_forked_ranks_do_so_where_each_has_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(compare, "has_cores_for", lambda processes: asked.append(processes) or True)
+    options = VerifyOptions(engines=("ddp",), nproc=2, quick=True, out=tmp_path / "out", settings={"width": 16})
+    results = compare.compare_engines("verify", options, "digits")
+    assert results and [row.verdict for row in results.engines] == ["same"]
+    ranks = read(Plan, tmp_path / "out/launches/ddp-fork-0/plan.json")
+    assert asked == [3]
     assert ranks.started_at < (tmp_path / "out/reference/rank0.json").stat().st_mtime
 
 

@@ -12,7 +12,7 @@ from samestep.engine import Layout, Numerics
 from samestep.errors import UserError
 from samestep.records.inspection import EngineFacts
 
-NEED = Need(memory=10e9, disk=5e9, seconds=754)
+NEED = Need(memory=10e9, memory_at_once=12e9, disk=5e9, seconds=754)
 PLENTIFUL = Room(memory=64e9, free_memory=32e9, free_disk=100e9)
 
 
