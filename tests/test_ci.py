@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from budget import budget
+from lane_marks import CHECK
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / ".ci/lanes.py"
@@ -132,7 +133,10 @@ def test_a_green_run(case: str, tmp_path: Path) -> None:
     assert any(says in line for line in said) and any("FLAKY" in line for line in said) == ("FLAKY" in says), said
 
 
-@pytest.mark.parametrize("case", RED)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=CHECK if case == "no news of any test" else ()) for case in RED],  # it waits
+)
 def test_a_red_run(case: str, tmp_path: Path) -> None:
     files, options, says = RED[case]
     code, said = judged(planted(tmp_path, files, options), more=["--stall", f"{budget(10):.0f}"])

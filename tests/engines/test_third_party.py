@@ -81,6 +81,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**fresh, "PYTHONPATH": installed(tmp_path, engine.GROUP, MODULES, POINTS)}
 
 
+@pytest.mark.check
 def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) -> None:
     def samestep(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "samestep", *arguments]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from torch.distributed import DistNetworkError, HashStore, Store
 
 from budget import budget
@@ -50,6 +51,7 @@ def test_no_rank_leaves_before_the_last_has_come() -> None:
     assert store.add("left", 0) == 3
 
 
+@pytest.mark.check
 def test_a_rank_that_fails_is_not_waited_for() -> None:
     """Nor one that does not come, nor a store that has ended with the rank that held it."""
     members = [Membership(HashStore(), World(rank, 2, rank, 2)) for rank in (0, 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scripts import HERE, run_own, run_script, skip_unless_here, write
 
-from lane_marks import in_turn
+from lane_marks import CHECK, in_turn
 from ranks import engine_facts
 from samestep.tasks.eject import eject
 from samestep.tasks.inspect.load import builtin_names
@@ -39,7 +39,7 @@ def _script(job: str, engine: str) -> str:
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(job, marks=() if job == "digits" else in_turn(2, number))
+        pytest.param(job, marks=CHECK if job == "digits" else in_turn(2, number))
         for number, job in enumerate(builtin_names())
     ],
 )

@@ -57,7 +57,12 @@ def test_a_pipeline_of_one_stage_has_all_of_the_model(tmp_path: Path) -> None:
     assert "RANK_OF: list[int] = [0]" in text and '": (0,),' in text
 
 
-@pytest.mark.parametrize("engine", SCRIPTED)
+LIBRARIES = ("accelerate", "deepspeed", "fabric", "hf", "lightning")  # that take long to import
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(engine, marks=CHECK if engine in LIBRARIES else ()) for engine in SCRIPTED]
+)
 def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS)
