@@ -56,6 +56,12 @@ CASES = {
         (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=64"),
         settings=("microbatches={ranks}",),
     ),
+    "pipeline, GPipe": Case(
+        "pipeline",
+        "stage={}".format,
+        (*GPT, "layers={layers}", "heads=2", "width=16", "global_batch=64"),
+        settings=("schedule=GPipe", "microbatches=4"),
+    ),
     "pipeline x fsdp": Case(
         "pipeline",
         lambda ranks: f"stage={ranks // 2},shard=2",

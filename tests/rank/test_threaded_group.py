@@ -19,6 +19,7 @@ from torch import nn
 from torch.backends import cudnn
 from torch.distributed.tensor import _random
 from torch.testing._internal.distributed import multi_threaded_pg
+from torch.utils.data import TensorDataset
 
 from samestep import engine as engines
 from samestep.errors import TrainingFailed
@@ -27,7 +28,7 @@ from samestep.launch import stacks
 from samestep.message import as_said
 from samestep.rank import shards
 from samestep.rank.evaluate import plain_model
-from samestep.rank.shards import BUCKET_BYTES
+from samestep.rank.shards import BLOCKS_BYTES
 from samestep.rank.stage_forward import leave_absent
 from samestep.rank.threaded_group import Turns, alike_on_ranks, threaded_group
 from samestep.report.language import catalogue
@@ -155,11 +156,11 @@ def test_each_rank_writes_its_own_heartbeat(tmp_path: Path) -> None:
     assert [(pulse.beats, pulse.step) for pulse in pulses if pulse] == [(rounds, rounds - 1)] * 3
 
 
-@pytest.mark.parametrize("bucket_bytes", [BUCKET_BYTES, 8])
+@pytest.mark.parametrize("blocks_bytes", [BLOCKS_BYTES, 8])
 def test_absent_tensors_are_gathered_in_one_collective_or_in_several(
-    bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+    blocks_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(shards, "BLOCKS_BYTES", blocks_bytes)
     gathered: list[str] = []
     collectives = {name: getattr(dist, name) for name in ("all_gather", "_broadcast_coalesced")}
     for name, collective in collectives.items():
@@ -179,7 +180,7 @@ def test_absent_tensors_are_gathered_in_one_collective_or_in_several(
         return [torch.equal(state[name], tensor) for name, tensor in zip(owners, expected)]
 
     assert on_threads(3, do) == {rank: [True] * 3 for rank in range(3)}
-    assert {*gathered} == ({"all_gather"} if bucket_bytes == BUCKET_BYTES else {"_broadcast_coalesced"})
+    assert {*gathered} == ({"all_gather"} if blocks_bytes == BLOCKS_BYTES else {"_broadcast_coalesced"})
 
 
 class Parts(nn.Module):
@@ -196,18 +197,15 @@ def named(model: nn.Module, tensor: torch.Tensor) -> str:
     return next(name for name, own in (*model.named_parameters(), *model.named_buffers()) if own is tensor)
 
 
-def test_ranks_share_the_model_that_they_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = digits.job()
-    built: list[nn.Module] = []
-    job = replace(job, model=lambda: (built.append(nn.Linear(2, 1)), built[-1])[1])
+def test_threads_with_rows_to_evaluate_build_a_model_with_rank_0s_weights() -> None:
+    rows = TensorDataset(torch.zeros(9, 2), torch.zeros(9))
+    job = replace(digits.job(), model=lambda: nn.Linear(2, 1), evaluation=rows, global_batch=5)  # two chunks
 
-    def do(rank: int) -> tuple[int, float]:
+    def do(rank: int) -> list[float]:
         state = {"weight": torch.full((1, 2), float(rank + 1)), "bias": torch.zeros(1)}
-        model = plain_model(job, state, World(rank, 3))
-        return id(model), float(model.weight.sum())
+        return [float(weight.sum()) for weight in plain_model(job, state, World(rank, 3)).parameters()]
 
-    returned = on_threads(3, do)
-    assert {*returned.values()} == {(id(built[0]), 2.0)} and len(built) == 1
+    assert on_threads(3, do) == {0: [2.0, 0.0], 1: [2.0, 0.0], 2: []}
 
 
 def test_backward_runs_in_the_ranks_own_thread() -> None:

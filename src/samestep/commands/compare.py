@@ -23,7 +23,7 @@ from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, s
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.launch_ahead import LaunchAhead, ShowPhase, has_cores_for
 from samestep.commands.machines import is_first, refuse_under_launcher
-from samestep.commands.needs import PLENTY, check_needs, need_of, refuse_large_second_size, room_in
+from samestep.commands.needs import check_needs, need_of, refuse_large_second_size, room_in
 from samestep.commands.progress import Launches, TimeLeft
 from samestep.commands.results_folder import package_digest, recorded, results_folder, shared_folder, words_of
 from samestep.commands.setup import Setup
@@ -155,7 +155,7 @@ def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) ->
         or job.costly  # the reference then takes all cores
         or "life" in layouts[0].trainings
         or not has_cores_for(1 + (1 if row.launcher == THREADS else row.facts.processes))
-        or need_of(inspected, rows).memory_at_once > max(PLENTY, room_in(folder).free_memory)
+        or need_of(inspected, rows).memory_at_once > room_in(folder).free_memory
     ):
         yield
         return

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,32 +28,26 @@ NO_RANKS_GRACE_S = 0.5  # the same, where no rank is alive that could have somet
 Tree = subprocess.Popen[bytes] | ForkedWorker  # the process of a launch from which all others descend
 
 
-def end_tree(tree: Tree, folder: Path, *, others: Collection[Tree] = ()) -> None:
+def end_tree(tree: Tree, folder: Path, *, is_last: bool = True) -> None:
     """Ends a process and all its descendants: SIGTERM, then SIGKILL.
 
-    folder: of the ranks, with their pid files. others: the trees of this command's launches that go on.
+    folder: of the ranks, with their pid files. is_last: whether no other launch of this command goes on; only then can
+    what a launch has left be told from what one has started, and the last one ends all that is left.
     """
     if tree.poll() is None:
+        root = psutil.Process(tree.pid)
         no_rank_lives = bool(local_pids(folder)) and not live_local_ranks(folder)  # the launcher waits for none
-        _end(_members(tree), NO_RANKS_GRACE_S if no_rank_lives else GRACE_S)
+        _end([*root.children(recursive=True), root], NO_RANKS_GRACE_S if no_rank_lives else GRACE_S)
         with suppress(subprocess.TimeoutExpired):  # a disk that does not answer holds a killed process
             tree.wait(KILLED_S)
     # A killed launcher may leave ranks that are not its children (Slurm's daemon starts them), and a killed rank may
     # leave processes that it started.
-    spared = {os.getpid(), *(process.pid for other in others for process in _members(other))}
-    running = (process for process in psutil.process_iter() if process.pid not in spared)
-    _end([process for process in running if _started_by_this_command(process)], GRACE_S)
+    if is_last:
+        running = (process for process in psutil.process_iter() if process.pid != os.getpid())
+        _end([process for process in running if _started_by_this_command(process)], GRACE_S)
     if tree.returncode != 0:
         for launcher in launch.all_launchers().values():
             launcher.end(folder)
-
-
-def _members(tree: Tree) -> list[psutil.Process]:
-    """Returns the processes of a tree, its root last."""
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(tree.pid)
-        return [*root.children(recursive=True), root]
-    return []
 
 
 def _end(members: list[psutil.Process], grace_s: float) -> None:

@@ -28,7 +28,7 @@ from samestep.message import message
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.processes import COMMAND, die_with_parent, this_command
 
-_trees: list[Tree] = []  # of the launches that go on: ranks may train while the reference is played
+_going_on: set[Path] = set()  # the folders of the launches that go on: ranks may train while the reference is played
 _changing = threading.Lock()  # held while a launch is added or ended
 
 
@@ -63,10 +63,11 @@ def run(
     progress, logs = Progress(), LogRotation(folder)
     sampled = closing(MonitorSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
-        with _changing:  # else the end of another launch could take this one's processes for what it has left
-            tree = start(command, folder, machines, deadline_s)
-            _trees.append(tree)
+        with _changing:
+            _going_on.add(folder)
+        tree = None
         try:
+            tree = start(command, folder, machines, deadline_s)
             while tree.poll() is None and not idle.is_stuck():
                 progress = read_progress(folder, progress) if watch or graceful else progress
                 if watch:
@@ -81,8 +82,9 @@ def run(
                 time.sleep(0.1 if watch else 0.02)
         finally:
             with _changing:
-                _trees.remove(tree)
-                end_tree(tree, folder, others=_trees)
+                _going_on.discard(folder)
+                if tree:
+                    end_tree(tree, folder, is_last=not _going_on)
     code = tree.returncode if tree.returncode is not None else -signal.SIGKILL
     if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)

@@ -81,18 +81,19 @@ class Evaluation:
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     """Builds the job's plain model with rank 0's trained `state` on every rank.
 
-    Ranks that are threads on a CPU share one: each evaluates its rows in one turn. Needs an open process group when
-    world.size > 1. Raises UserError when there is no memory for the model.
+    Of ranks that are threads on a CPU, those without rows to evaluate, most of 64, build none: they get an empty one.
+    Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
     """
     heartbeat.begin(EVALUATION)
-    shared = active_turns() is not None and world.device == "cpu"
+    threads = active_turns() is not None and world.device == "cpu"
+    whole = state_of_rank_0(state, world) if threads else state
     with _memory_errors(None, world):
-        model = shared_model(job) if shared else job.model().to(world.device)
-        if world.rank == 0:
-            model.load_state_dict(state)
-        if shared:
-            dist.barrier()
-        elif world.size > 1:
+        if threads and not chunks_of_rank(job, world)[1]:
+            return nn.Module()
+        model = job.model().to(world.device)
+        if world.rank == 0 or threads:
+            model.load_state_dict(whole)
+        if world.size > 1 and not threads:
             # All ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ.
             tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]
             # In few messages: 64 ranks that are threads take 64 turns for each.
@@ -100,10 +101,18 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     return model
 
 
+def state_of_rank_0(state: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Returns the state of the first of the ranks that are threads, the same one on all of them."""
+    shared = _shared_state()
+    if world.rank == 0:
+        shared.update(state)
+    dist.barrier()
+    return shared
+
+
 @alike_on_ranks
-def shared_model(job: Job) -> nn.Module:
-    """Returns a new model of the job's, the same one on all ranks where these are threads."""
-    return job.model()
+def _shared_state() -> dict[str, Tensor]:
+    return {}
 
 
 @contextmanager
@@ -131,6 +140,16 @@ def chunk_rows(job: Job) -> int:
     return min(job.micro_batch or job.global_batch, MAX_CHUNK_ROWS)
 
 
+def chunks_of_rank(job: Job, world: World) -> tuple[list[range], range]:
+    """Returns the chunks of all rows of the evaluation, and the numbers of those that this rank evaluates."""
+    assert job.evaluation is not None
+    length, at_once = len(job.evaluation), chunk_rows(job)
+    chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
+    per_rank = cut(len(chunks), world.size)
+    first = sum(per_rank[: world.rank])
+    return chunks, range(first, first + per_rank[world.rank])
+
+
 def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
     """Evaluates the plain `model` on job.evaluation, with the rows divided among the ranks and none padded.
 
@@ -140,12 +159,8 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     """
     assert job.evaluation is not None
     heartbeat.begin(EVALUATION)
-    length = len(job.evaluation)
     at_once = chunk_rows(job)
-    chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
-    per_rank = cut(len(chunks), world.size)
-    first = sum(per_rank[: world.rank])
-    chunk_numbers = range(first, first + per_rank[world.rank])
+    chunks, chunk_numbers = chunks_of_rank(job, world)
     indices = [index for number in chunk_numbers for index in chunks[number]]
     whole_metrics = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
     by_row = [name for name in job.metrics if name not in whole_metrics]

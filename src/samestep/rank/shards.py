@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from samestep.message import message
 from samestep.rank.row_order import in_order_of_model
 
-BUCKET_BYTES = 250 << 20  # of one collective at most, as DDP's of a model
+BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
+BLOCKS_BYTES = 4 << 20  # of all ranks' blocks, which each rank holds: 64 threads hold 64 times as much
 NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
     "Adafactor": message("optimizer_fails_on_shards"),
     "Muon": message("optimizer_needs_whole_matrices"),
@@ -112,7 +113,7 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
                 state[name] = whole
                 sent.setdefault(owners[name], []).append(whole)
         block_bytes = max((sum(tensor.nbytes for tensor in tensors) for tensors in sent.values()), default=0)
-        if block_bytes * group.size() <= BUCKET_BYTES:
+        if 0 < block_bytes * group.size() <= BLOCKS_BYTES:
             _gather_blocks(sent, block_bytes, group=group, device=device)
             return
         for owner, tensors in sent.items():

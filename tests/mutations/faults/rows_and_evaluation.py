@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "each rank evaluates with its own buffers",
         EVALUATE,
-        "        if world.rank == 0:\n            model.load_state_dict(state)\n"
-        "        if shared:\n            dist.barrier()\n        elif world.size > 1:\n",
+        "        if world.rank == 0 or threads:\n            model.load_state_dict(whole)\n"
+        "        if world.size > 1 and not threads:\n",
         "        model.load_state_dict(state)\n        if False:\n",
         ("evaluation",),
         "evaluation_value_differs",
