@@ -95,7 +95,7 @@ FAULTS = (
         EVALUATE,
         "        dist.all_reduce(table)  #",
         "        mine = table.sum(0) / max(float(table[:, 0].sum()), 1.0)\n"
-        "        mine *= length / min(world.size, len(chunks))\n"
+        "        mine *= len(job.evaluation) / min(world.size, len(chunks))\n"
         "        table.zero_()\n"
         "        table[world.rank % len(table)] = mine\n"
         "        dist.all_reduce(table)  #",
