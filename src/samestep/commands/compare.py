@@ -54,7 +54,7 @@ from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
 from samestep.records.inspection import EngineFacts
 from samestep.records.monitor import SUMMARY, MonitorSummary
-from samestep.records.plan import OWN_DTYPE, Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
+from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
 from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
 from samestep.records.results import CompareResults, EngineResult, OneProcess, Proof, Verdict, write_results
@@ -142,25 +142,14 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
 
 @contextmanager
 def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) -> Iterator[None]:
-    """Launches the first row during the block, while the reference is played, where both fit on this machine and the
-    reference alone does not say what is launched. On a GPU memory is not the machine's."""
-    setup, job = inspected.setup, inspected.job
-    row = rows[0] if rows and not (setup.rounds or setup.resume or Record(folder / "reference").complete(1)) else None
-    layouts = [layout for layout in layouts_of(row, quick=setup.quick) if layout] if row else []
-    if (
-        row is None
-        or row.launcher not in (THREADS, FORK)
-        or inspected.machines.nnodes > 1
-        or inspected.inspection.devices[0] != "cpu"
-        or job.costly  # the reference then takes all cores
-        or "life" in layouts[0].trainings
-        or not has_cores_for(1 + (1 if row.launcher == THREADS else row.facts.processes))
-        or need_of(inspected, rows).memory_at_once > room_in(folder).free_memory
-    ):
+    """Launches the first row during the block, while the reference is played, where that disturbs neither."""
+    if not _fits_beside_the_reference(inspected, rows, folder):
         yield
         return
-    in_own_dtype = [name for layout in layouts if layout.dtype == OWN_DTYPE for name in layout.trainings]
-    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(layouts[0]), in_own_dtype)
+    row = rows[0]
+    loop, _, in_own_dtype = layouts_of(row, quick=inspected.setup.quick)
+    in_own = in_own_dtype.trainings if in_own_dtype else ()
+    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(loop), in_own)
 
     def start(plan: Plan, show_phase: ShowPhase) -> Record:
         return _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
@@ -168,6 +157,23 @@ def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) ->
     row.ahead = LaunchAhead(plan, start)
     with closing(row.ahead):
         yield
+
+
+def _fits_beside_the_reference(inspected: InspectedSetup, rows: list[Row], folder: Path) -> bool:
+    """Returns whether the reference is still to be played, does not alone say what the first row trains, and leaves it
+    a core for each of its processes and memory."""
+    setup = inspected.setup
+    if not rows or setup.rounds or setup.resume or Record(folder / "reference").complete(1):
+        return False
+    row, one_machine = rows[0], inspected.machines.nnodes == 1
+    if row.launcher not in (THREADS, FORK) or not one_machine or inspected.inspection.devices[0] != "cpu":
+        return False
+    loop, _, _ = layouts_of(row, quick=setup.quick)
+    if inspected.job.costly or "life" in loop.trainings:  # of a costly step the reference takes all cores
+        return False
+    processes = 1 if row.launcher == THREADS else row.facts.processes
+    at_once = need_of(inspected, rows).memory_at_once
+    return has_cores_for(1 + processes) and at_once <= room_in(folder).free_memory
 
 
 def _rotated(rows: list[Row], shift: int) -> Iterator[Row]:
@@ -277,16 +283,15 @@ def _launch(
     in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
     in_own = in_own_dtype.facts.trainings if in_own_dtype else ()
     plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), in_own)
-    ahead, row.ahead = row.ahead, None
     try:
         if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
             return
-        if ahead and ahead.is_of(plan):
-            record = ahead.record(show_phase)
+        if row.ahead and row.ahead.is_of(plan):
+            record = row.ahead.record(show_phase)
         else:
-            if ahead:
-                ahead.close()
+            if row.ahead:
+                row.ahead.close()
             record = _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)

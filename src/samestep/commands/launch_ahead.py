@@ -6,7 +6,6 @@ that it takes others, what the launch has trained is of no use, and it is starte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -60,5 +59,5 @@ class Closed(Exception):
 
 def has_cores_for(processes: int) -> bool:
     """Returns whether each of so many processes has a core, by this process's affinity and its control group."""
-    usable = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    usable = resources.usable_cores()
     return min(usable, resources.cpu_limit() or usable) >= processes

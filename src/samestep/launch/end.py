@@ -21,11 +21,10 @@ from samestep.message import message
 from samestep.records.record import Record
 from samestep.world.processes import COMMAND, KILLED_S, this_command
 
+Tree = subprocess.Popen[bytes] | ForkedWorker  # the process of a launch from which all others descend
+
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 NO_RANKS_GRACE_S = 0.5  # the same, where no rank is alive that could have something to save
-
-
-Tree = subprocess.Popen[bytes] | ForkedWorker  # the process of a launch from which all others descend
 
 
 def end_tree(tree: Tree, folder: Path, *, is_last: bool = True) -> None:

@@ -86,13 +86,13 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     """
     heartbeat.begin(EVALUATION)
     threads = active_turns() is not None and world.device == "cpu"
-    whole = state_of_rank_0(state, world) if threads else state
+    weights = state_of_rank_0(state, world) if threads else state
     with _memory_errors(None, world):
         if threads and not chunks_of_rank(job, world)[1]:
             return nn.Module()
         model = job.model().to(world.device)
         if world.rank == 0 or threads:
-            model.load_state_dict(whole)
+            model.load_state_dict(weights)
         if world.size > 1 and not threads:
             # All ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ.
             tensors = [value for value in model.state_dict().values() if isinstance(value, Tensor)]

@@ -13,6 +13,7 @@ import torch
 
 from samestep.errors import UserError
 from samestep.records.inspection import MachineFacts
+from samestep.world import resources
 
 
 def facts(device: str, host: str | None = None, interface: str | None = None) -> MachineFacts:
@@ -64,8 +65,7 @@ def set_threads(threads: int, ranks: int) -> int:
 def cores_for_each(ranks: int) -> int:
     """Returns the physical cores that this process may use, by its affinity and its cgroup, divided by `ranks`; at
     least 1."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if usable < 2 * ranks:
+    if resources.usable_cores() < 2 * ranks:
         return 1  # without importing joblib, which takes 0.2 s
     from joblib import cpu_count
 

@@ -6,7 +6,7 @@ torch's own, and most trainings shard nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,19 +132,16 @@ def _gather_blocks(
     has most.
     """
     blocks = [*torch.empty(group.size() * block_bytes, dtype=torch.uint8, device=device).split(block_bytes)]
-    own, rank = torch.zeros(block_bytes, dtype=torch.uint8, device=device), dist.get_rank(group)
-    if rank in sent:
-        held = torch.cat([_bytes_of(tensor) for tensor in sent[rank]])
-        own[: len(held)] = held
-    dist.all_gather(blocks, own, group=group)
+    block, rank = torch.zeros(block_bytes, dtype=torch.uint8, device=device), dist.get_rank(group)
+    for tensor_bytes, piece in _in_block(sent.get(rank, ()), block):
+        piece.copy_(tensor_bytes)
+    dist.all_gather(blocks, block, group=group)
     for owner, tensors in sent.items():
-        values = blocks[owner].split(
-            [*(tensor.nbytes for tensor in tensors), block_bytes - sum(t.nbytes for t in tensors)]
-        )
-        for tensor, value in zip(tensors, values):
-            _bytes_of(tensor).copy_(value)
+        for tensor_bytes, piece in _in_block(tensors, blocks[owner]):
+            tensor_bytes.copy_(piece)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """Returns a contiguous tensor's own bytes."""
-    return tensor.view(-1).view(torch.uint8)
+def _in_block(tensors: Sequence[Tensor], block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Returns the bytes of each contiguous tensor, and those of a block that are for it."""
+    sizes = [tensor.nbytes for tensor in tensors]
+    return zip((tensor.view(-1).view(torch.uint8) for tensor in tensors), block[: sum(sizes)].split(sizes))

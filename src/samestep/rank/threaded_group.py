@@ -259,7 +259,7 @@ class Turns:
             finally:
                 self._computes = False
         result: Result = self._alike[number]
-        if min(self._asked) > number:  # no other rank will ask: it may be a model
+        if min(self._asked) > number:  # no other rank will ask: it may hold a model's state
             self._alike[number] = None
         return result
 

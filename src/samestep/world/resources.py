@@ -225,6 +225,11 @@ def memory_left() -> int | None:
     return min(left, default=None)
 
 
+def usable_cores() -> int:
+    """Returns how many cores this process may use by its affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_limit() -> float | None:
     """Returns the lowest limit of CPU time, in cores; None where there is none."""
     limits = []

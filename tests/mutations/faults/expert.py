@@ -100,8 +100,8 @@ FAULTS = (
     fault(
         "the state has other ranks' experts as they began",
         SHARDS,
-        "            _bytes_of(tensor).copy_(value)\n",
-        "            if owner == 0:\n                _bytes_of(tensor).copy_(value)\n",
+        "            tensor_bytes.copy_(piece)\n",
+        "            tensor_bytes.copy_(piece if owner == 0 else 0 * piece + 255)\n",  # memory nobody filled
         ("weights", "evaluation", "failed", "starting weights"),
     ),
     fault(

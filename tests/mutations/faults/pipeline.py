@@ -141,8 +141,8 @@ FAULTS = (
     fault(
         "evaluated and saved with the first stage's weights alone",
         "rank/shards.py",
-        "            _bytes_of(tensor).copy_(value)\n",
-        "            _bytes_of(tensor).copy_(value if owner == rank else 0 * value)\n",
+        "            tensor_bytes.copy_(piece)\n",
+        "            tensor_bytes.copy_(piece if owner == rank else 0 * piece)\n",
         ("initial weights", "first gradient", "weights"),
     ),
     fault(

@@ -115,7 +115,7 @@ FAULTS = (
     Fault(
         "each rank evaluates with its own buffers",
         EVALUATE,
-        "        if world.rank == 0 or threads:\n            model.load_state_dict(whole)\n"
+        "        if world.rank == 0 or threads:\n            model.load_state_dict(weights)\n"
         "        if world.size > 1 and not threads:\n",
         "        model.load_state_dict(state)\n        if False:\n",
         ("evaluation",),

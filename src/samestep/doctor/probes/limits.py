@@ -44,7 +44,7 @@ class Cpus:
 
 def count_cpus(info: LaunchInfo) -> Cpus:
     cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    usable = resources.usable_cores()
     return Cpus(cores, usable, resources.cpu_limit(), os.environ.get("OMP_NUM_THREADS", ""), nproc=info.nproc)
 
 
