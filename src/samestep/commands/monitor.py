@@ -59,7 +59,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     folder = _folder(options.out, words)
     adopt_orphans()
     meter = RankMeter(folder / RANKS)
-    ranks = MonitoredRanks(make_private(folder / RANKS), options.stall_s)
+    ranks = MonitoredRanks(make_private(folder / RANKS), options.stall_s, ends_hung=options.end_hung)
     guarding = guard(this_command())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import socket
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from samestep.launch import stacks
 from samestep.launch.end import is_local_pid_file
 from samestep.launch.stacks import Frame, Stack, users_frame
 from samestep.message import Message, message
-from samestep.records.flight_recorder import entries_of, socket_of
-from samestep.world import heartbeat
-from samestep.world.connections import connect
+from samestep.records.flight_recorder import entries_of
+from samestep.world import heartbeat, questions
 from samestep.world.heartbeat import Pulse
 
 # By the numbers of world.heartbeat.
@@ -48,7 +46,7 @@ class HungProcess:
 
     @property
     def is_stopped(self) -> bool:
-        return self.state in ("T", "t")
+        return self.state in stacks.STOPPED
 
     def frame(self) -> Frame | None:
         """Returns the line of the user's code that it is at, in the main thread or, while that waits, in another."""
@@ -156,25 +154,34 @@ def pids(folder: Path) -> dict[int, int]:
 
 
 def collect(
-    folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float], number: int = signal.SIGUSR1
+    folder: Path,
+    pulses: dict[int, Pulse],
+    silent_s: dict[int, float],
+    *,
+    number: int = signal.SIGUSR1,
+    go_on: bool = False,
 ) -> list[HungRank]:
     """Gets the ranks' collectives, then their stacks: the signal for a stack may wake a process that sleeps.
 
-    pulses, silent_s: of each rank. number: the signal on which they write their stacks. A rank that has ended meanwhile
-    is left out.
+    pulses, silent_s: of each rank. number: the signal on which they write their stacks. go_on: whether the ranks are to
+    go on afterwards: one that is stopped, or that ends, gets no signal then. A rank that has ended meanwhile is left
+    out.
     """
     pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and stacks.is_alive(pid)}
     children = {rank: _children(pid) for rank, pid in pid_of.items()}
     states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
-    order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
-    recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else ask_recorder(folder, rank) for rank in order}
+    order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in stacks.STOPPED)
+    recorded = {rank: None if states[pid_of[rank]] in stacks.STOPPED else ask_recorder(folder, rank) for rank in order}
     hung = []
     for rank in order:
-        rows = pulses[rank].row_of
+        rows, ends = pulses[rank].row_of, pulses[rank].activity == heartbeat.ENDING
         processes = []
         for pid in (pid_of[rank], *children[rank]):
-            text = stacks.ask([pid], folder / f"stack-rank{rank}.txt", number)
+            answer = questions.ask(folder, rank, questions.STACKS) if pid == pid_of[rank] and recorded[rank] else None
+            text = (answer or b"").decode(errors="replace")
+            if not text and not (go_on and (ends or states[pid] in stacks.STOPPED)):
+                text = stacks.ask([pid], folder / f"stack-rank{rank}.txt", number)
             row = rows.get(pid, heartbeat.NONE)
             processes.append(HungProcess(pid, states[pid], text, row, stacks.parse(text)))
         hung.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
@@ -196,7 +203,6 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-ANSWER_S = 2.0
 DEFAULT_GROUP = "0"
 
 
@@ -247,13 +253,12 @@ class Recorded:
 def ask_recorder(folder: Path, rank: int) -> Recorded | None:
     """Asks the recorder of a rank of this machine. None where it does not answer: it has none, or is stopped."""
     try:
-        text = _post(socket_of(folder, rank))
-        return recorded(text)
-    except (OSError, http.client.HTTPException, ValueError):
+        return recorded(questions.ask(folder, rank, questions.COLLECTIVES) or b"")
+    except ValueError:
         return None
 
 
-def recorded(text: str) -> Recorded:
+def recorded(text: bytes | str) -> Recorded:
     """Reads a recorder's trace. Raises ValueError where the text is none."""
     entries = entries_of(text)
     entered = [
@@ -274,11 +279,3 @@ def recorded(text: str) -> Recorded:
     waiting = tuple(collective for collective in entered if not collective.retired)
     when = {(collective.group, collective.number): collective.created_ns for collective in entered}
     return Recorded(last, waiting, when, sends=any(entry.is_p2p for entry in entries))
-
-
-def _post(path: Path) -> str:
-    with connect(path, ANSWER_S) as connection:
-        client = http.client.HTTPConnection("localhost", timeout=ANSWER_S)
-        client.sock = connection
-        client.request("POST", "/handler/fr_trace_json")
-        return client.getresponse().read().decode()

@@ -107,10 +107,10 @@ class _Exits(threading.Thread):
 
 class MonitoredRanks:
     """The ranks that write into `folder`. stall_s: seconds without progress after which a hang is named; None: chosen
-    by the pace of the training; 0: never."""
+    by the pace of the training; 0: never. ends_hung: whether the command is ended when it hangs."""
 
-    def __init__(self, folder: Path, stall_s: float | None) -> None:
-        self._folder, self._stall_s = folder, stall_s
+    def __init__(self, folder: Path, stall_s: float | None, *, ends_hung: bool = False) -> None:
+        self._folder, self._stall_s, self._ends_hung = folder, stall_s, ends_hung
         self._ranks: dict[int, _Rank] = {}
         self._left: dict[int, tuple[float, Pulse, int]] = {}  # rank -> when it ended, what it did then, its pid
         self._polled_at = self._looked_at = time.monotonic()
@@ -190,7 +190,8 @@ class MonitoredRanks:
     def _name(self, silent_s: float) -> Iterator[Message]:
         """Asks the ranks for their stacks, and says which of them the others wait for."""
         pulses = {number: rank.pace.pulse for number, rank in self._ranks.items()}
-        hung = collect(self._folder, pulses, {n: rank.pace.silent_s for n, rank in self._ranks.items()}, STACKS)
+        silent = {number: rank.pace.silent_s for number, rank in self._ranks.items()}
+        hung = collect(self._folder, pulses, silent, number=STACKS, go_on=not self._ends_hung)
         if not hung:
             return
         size = max([len(hung), *(pulse.clocks.world for pulse in pulses.values())])

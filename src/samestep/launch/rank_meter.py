@@ -17,8 +17,8 @@ import psutil
 from samestep.launch import stacks
 from samestep.launch.hung_rank import Recorded, ask_recorder
 from samestep.records.monitor import RankUse
+from samestep.world import questions
 from samestep.world.heartbeat import Pulse
-from samestep.world.processes import STACKS
 
 LOOK_S = 5.0  # from one look to the next, at least
 SHARE = 0.002  # of one core, that looking may take
@@ -100,8 +100,8 @@ class RankMeter:
 
     def _main_thread(self, rank: int) -> tuple[stacks.Stack, ...]:
         """Returns the stack of a rank's main thread; () where it does not answer."""
-        file = self._folder / f"stack-rank{rank}.txt"
-        return stacks.parse(stacks.ask([self._first[rank].pid], file, STACKS))[:1]
+        answer = questions.ask(self._folder, rank, questions.STACKS)
+        return stacks.parse((answer or b"").decode(errors="replace"))[:1]
 
     def _use(self, rank: int, first: _Look, now: _Look) -> RankUse:
         before, after = first.pulse.clocks, now.pulse.clocks

@@ -28,6 +28,7 @@ STATES = {
     "T": "process_is_stopped",
     "t": "process_is_stopped_by_a_debugger",
 }
+STOPPED = ("T", "t")  # of these states
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 WORKER_FILE, LOADER_FILE = "/torch/utils/data/_utils/worker.py", "/torch/utils/data/dataloader.py"
@@ -93,16 +94,17 @@ def state_named(state: str) -> Message:
 def ask(pids: Sequence[int], file: Path, number: int = signal.SIGUSR1) -> str:
     """Makes processes write their stacks into `file`, one after the other, and returns what they have written.
 
-    number: the signal. Only processes that handle it are asked; others it would end. A stopped one is woken for it.
+    number: the signal. Only processes that handle it, and have `file` open, are asked: others it would end, or they
+    would write into whatever has got the file's descriptor. A stopped one is woken for it.
     """
-    return "\n".join(_ask(pid, file, number) for pid in pids if handles(pid, number))
+    return "\n".join(_ask(pid, file, number) for pid in pids if handles(pid, number) and has_open(pid, file))
 
 
 def _ask(pid: int, file: Path, number: int) -> str:
     before = _size(file)
     with suppress(OSError):
         _signal_main_thread(pid, number)
-        if state_of(pid) in ("T", "t"):
+        if state_of(pid) in STOPPED:
             os.kill(pid, signal.SIGCONT)
     wait_until_written({file: before})
     with suppress(OSError), open(file, errors="replace") as written:
@@ -151,6 +153,17 @@ def handles(pid: int, number: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
         return bool(caught and int(caught[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def has_open(pid: int, file: Path) -> bool:
+    """Whether a process has a file open: faulthandler knows only its descriptor, which a script may close and reuse."""
+    with suppress(OSError):
+        wanted, folder = file.stat(), f"/proc/{pid}/fd"
+        for descriptor in os.listdir(folder):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"{folder}/{descriptor}"), wanted):
+                    return True
     return False
 
 

@@ -1,23 +1,26 @@
 """This rank's collectives, from torch's flight recorder: for itself, and for the parent while the rank hangs.
 
-torch records the collectives of each process group in a ring, and its worker server answers from a thread of its own
-that needs no GIL. Both are private to torch: where a version lacks one, the parent has the stacks and phases alone.
+torch records the collectives of each process group in a ring. What reads it is private to torch: where a version lacks
+it, the parent has the stacks and phases alone. torch's own server of it is not used: in a forked child it shuts the
+rank's socket, and it ends a process in which no thread can be started.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 
-from samestep.errors import UserError
-from samestep.records.flight_recorder import Entry, entries_of, socket_of
-from samestep.world.connections import make_private, short_path
+from samestep.records.flight_recorder import Entry, entries_of
+from samestep.world import questions
 
 ENTRIES = 256  # of the ring: more than the collectives of any step that are in flight
-_servers: list[object] = []  # they end with the process
 
 
 def enable(entries: int = ENTRIES) -> None:
@@ -27,7 +30,7 @@ def enable(entries: int = ENTRIES) -> None:
 
 def read() -> tuple[Entry, ...]:
     """Returns the collectives of this rank that torch has kept, the oldest first; none where it records none."""
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    dump = _dump()
     try:
         return entries_of(dump()) if dump else ()
     except ValueError:
@@ -35,13 +38,25 @@ def read() -> tuple[Entry, ...]:
 
 
 def serve(folder: Path, rank: int) -> None:
-    """Answers at a Unix socket below `folder`, which must be on this machine's disk."""
-    server = getattr(c10d, "_WorkerServer", None)
-    if server is None or _servers:  # one a process: its threads end with it alone
-        return
-    path = socket_of(folder, rank)
-    with suppress(OSError, RuntimeError, UserError):  # some file systems hold no sockets, or none for one user alone
-        make_private(path.parent)
-        path.unlink(missing_ok=True)
-        with short_path(path) as name:
-            _servers.append(server(name))
+    """Answers the command's questions for this rank's collectives and stacks: see world/questions.py."""
+    dump = _dump()
+    questions.serve(folder, rank, {questions.COLLECTIVES: dump} if dump else {})
+
+
+def serve_with_group(folder: Path, rank: int) -> None:
+    """Serves from the first process group on, which has threads of its own: a script without one has none of ours."""
+    groups: Any = sys.modules["torch.distributed.distributed_c10d"]  # whose functions a script may have imported
+    init = groups.init_process_group
+
+    @functools.wraps(init)
+    def new_init(*args: Any, **kwargs: Any) -> Any:
+        serve(folder, rank)
+        return init(*args, **kwargs)
+
+    places: tuple[Any, ...] = (groups, dist)
+    for owner in places:
+        owner.init_process_group = new_init
+
+
+def _dump() -> Callable[[], bytes] | None:
+    return getattr(c10d, "_dump_fr_trace_json", None)

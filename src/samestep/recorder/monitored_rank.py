@@ -7,7 +7,6 @@ heartbeat, which the command reads. No tensor is looked at, no collective is cal
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import functools
 import os
 import socket
@@ -29,7 +28,7 @@ from torch.utils.data import _utils, dataloader, get_worker_info
 
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
-from samestep.world.processes import STACKS
+from samestep.world.processes import STACKS, write_stacks
 from samestep.world.regular_files import read_regular
 
 MOST_BYTES = 100  # of a file that names a process
@@ -77,6 +76,10 @@ class MonitoredRank:
             given = kwargs.get("rank", -1)
             size = kwargs.get("world_size", -1)
             self._open(given if given >= 0 else _number("RANK", 0), size if size > 0 else _number("WORLD_SIZE", 1))
+            if self._pid == os.getpid():
+                from samestep.rank import flight_recorder  # here: most processes that import torch are no ranks
+
+                flight_recorder.serve(self._folder, self._rank)
             result = init(*args, **kwargs)
             if self._pid == os.getpid():
                 heartbeat.begin(TRAINING, self._steps)
@@ -162,12 +165,9 @@ class MonitoredRank:
         with suppress(OSError):
             for old in (self._folder / f"error-rank{rank}.json", file):  # of an attempt before a restart
                 old.unlink(missing_ok=True)
-            stacks = open(self._folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
-            faulthandler.register(STACKS, file=stacks, all_threads=True)
-        from samestep.rank import flight_recorder  # here: most processes that import torch are no ranks
-        from samestep.records.files import replace_text
+            write_stacks(self._folder / f"stack-rank{rank}.txt", STACKS)
+        from samestep.records.files import replace_text  # here: most processes that import torch are no ranks
 
-        flight_recorder.serve(self._folder, rank)
         with suppress(OSError):
             replace_text(file, f"{os.getpid()}@{socket.gethostname()}")
         if sys.excepthook is not self._hook:  # the script's own, since torch was imported

@@ -41,7 +41,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     """
     folder = Path(plan.out)
     flight_recorder.enable(ENTRIES)
-    flight_recorder.serve(folder, record.world.rank)
+    flight_recorder.serve_with_group(folder, record.world.rank)
     plan = _completed(plan, record.world)
     played: ReplayPlayer | None = None
     saver: ReplaySaver | None = None

@@ -7,16 +7,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import TypeAdapter
-
-SOCKETS = "sockets"  # in the folder of a launch, for this user alone
-
-
-def socket_of(folder: Path, rank: int) -> Path:
-    """Returns the path of the Unix socket at which a rank of the launch in `folder` tells its collectives."""
-    return folder / SOCKETS / f"collectives-rank{rank}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,6 @@ class Trace:
 _trace = TypeAdapter(Trace)
 
 
-def entries_of(text: str) -> tuple[Entry, ...]:
+def entries_of(text: bytes | str) -> tuple[Entry, ...]:
     """Reads a recorder's trace. Raises ValueError where the text is none."""
     return _trace.validate_python(json.loads(text)).entries

@@ -11,6 +11,7 @@ process of its own goes through here, or has a timeout (tests/world/test_process
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -20,18 +21,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import IO, Literal, Protocol
 
 import psutil
 
 from samestep.errors import TrainingFailed, say
 from samestep.message import Message
+from samestep.world.regular_files import open_new
 
 COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
 # Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 # On which a rank of a script that is not ours writes its stacks. SIGUSR1 is the script's own: Slurm may send it.
 STACKS = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
+_stack_files: list[IO[str]] = []  # open as long as the process lives
 CHILD_S = 1.0  # how long a child has to end after a signal
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -75,6 +79,22 @@ def _ends_by_itself(child: psutil.Process) -> bool:
         return True
     except psutil.Error:
         return False
+
+
+def write_stacks(path: Path, number: int) -> None:
+    """Makes this process write its threads' stacks into a file on a signal. To be called in a script that is not ours.
+
+    Does nothing where the script handles the signal, or where this is not the main thread. The signal is ignored, not
+    handled by default, once faulthandler has given it back: it does so long before the process ends.
+    """
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+    file = open_new(path, text=True)
+    _stack_files.append(file)
+    signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(number, file=file, all_threads=True)
 
 
 def this_command() -> str:
