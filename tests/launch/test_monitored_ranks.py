@@ -18,6 +18,7 @@ from samestep.launch.rank_meter import RankMeter, memory_of
 from samestep.world.heartbeat import TRAINING, Pulse
 
 SCRIPT = Path(__file__).with_name("monitored.py")
+BESIDE = SCRIPT.with_name("beside.py")
 QUICK = "sleep"  # without `make check`
 HANGS = {
     "sleep": "rank 1 has not entered all_reduce ",
@@ -229,3 +230,12 @@ def test_memory_that_a_worker_has_copied_is_its_own() -> None:
     assert memory_of(child).resident < shared.resident + (12 << 20)
     os.write(writer, b"2")
     os.waitpid(child, 0)
+
+
+def test_what_a_healthy_script_does_beside_its_training_it_does_as_it_would(tmp_path: Path) -> None:
+    """Nothing of ours is in its children's hands, or in its list of threads."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(BESIDE)]
+    done = samestep("monitor", "--out", "out", "--", *launch, out=None, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("has trained; what it started ended with [0, 0, 0, 0]") == 2, done.stdout
+    assert "Worker server" not in done.stderr and "ended first" not in done.stderr
