@@ -175,6 +175,7 @@ AS_THEY_ARE = {
     "doctor/probes/installation.py": "installed scripts and packages, /proc",
     "doctor/probes/host.py": "/sys",
     "world/connections.py": "a folder, for the short name of a socket in it",
+    "world/become_worker.py": "samestep's own source",
     "world/heartbeat.py": "the launch's own",
     "rank/hardware.py": "/proc",
     "rank/checkpoint_files.py": "a folder or a file that was just written, to sync it",

@@ -65,6 +65,7 @@ from samestep.tasks.try_hypotheses import try_hypotheses
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.processes import die_with_parent, end_children
+from samestep.world.regular_files import make_named_folder, open_end, open_new, remove_file
 
 ROOM = 1 << 15  # bytes
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan, ScriptPlan)
@@ -91,16 +92,16 @@ def threads_main(size: int, path: str) -> None:
     folder, turns = Path(path).parent, Turns(size, sorted(gpus))
     files = [folder / f"stack-rank{rank}.txt" for rank in range(size)]
     for file in files:
-        file.touch()
+        open_new(file).close()
 
     def write_stacks(*_: object) -> None:
         for rank, stack in turns.stacks().items():
-            with open(files[rank], "a") as written:
+            with open_end(files[rank], text=True) as written:
                 written.write(stack)
 
     signal.signal(signal.SIGUSR1, write_stacks)
     # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.
-    log = open(folder / "stacks-of-threads.txt", "w")  # noqa: SIM115 - open as long as the process lives
+    log = open_new(folder / "stacks-of-threads.txt")
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True, chain=True)
     faulthandler.enable(log)
     code = turns.run(lambda: run_rank(path, Plan, run_trainings, is_thread=True))
@@ -126,7 +127,8 @@ def run_rank(
     else:
         _prepare_process(folder, rank)
     room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
-    room.write_bytes(bytes(ROOM))
+    with open_new(room) as kept:
+        kept.write(bytes(ROOM))
     torch.set_num_threads(1)
     code = 0
     try:
@@ -136,13 +138,13 @@ def run_rank(
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
         record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
         done = do(plan, record)
-        folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while the training went on
-        room.unlink(missing_ok=True)
+        make_named_folder(folder)  # somebody may have removed it while the training went on
+        remove_file(room)
         with naming_full_disks():
             write(folder / f"rank{rank}.json", done)
     except BaseException as error:
         with suppress(OSError):  # else the command finds out that the disk is full
-            room.unlink(missing_ok=True)
+            remove_file(room)
             write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         sys.stderr.write(traceback.format_exc())  # print() may be the script's own
@@ -199,7 +201,7 @@ def launched_rank_main(path: str) -> None:
 def _prepare_files(folder: Path, rank: int) -> None:
     """Opens this rank's heartbeat, and writes its pid file."""
     for old in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
-        old.unlink(missing_ok=True)
+        remove_file(old)
     if ATTEMPT in os.environ:
         _forget_other_numbers(folder)
     heartbeat.open(file_of(folder, rank))
@@ -215,7 +217,7 @@ def _prepare_process(folder: Path, rank: int) -> None:
         saved = {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",") if name in os.environ}
         write_json(folder / ENVIRONMENT, saved, private=True)
     if hasattr(signal, "SIGUSR1"):  # the parent sends it when the rank hangs
-        stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
+        stacks = open_new(folder / f"stack-rank{rank}.txt")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         faulthandler.enable(stacks)
 
@@ -227,7 +229,7 @@ def _forget_other_numbers(folder: Path) -> None:
     for path in folder.glob("*rank[0-9]*"):
         match = re.fullmatch(r"(?:(?:pid|heartbeat|error)-)?rank(\d+)(?:\.json)?", path.name)
         if match and int(match[1]) not in local_ranks:
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
 
 def _spawned(local_rank: int, size: int, path: str, listening: int | None = None) -> None:

@@ -39,7 +39,7 @@ from samestep.records.redaction import redacted_text
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.report.language import with_english
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import make_folder, read_regular
 
 FIRST, SECOND = "before", "after"  # the folders of the records
 SHOWN = 3  # changed places
@@ -88,7 +88,7 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
         try:
             for side, name, python in zip(sides, (FIRST, SECOND), pythons):
                 out = folder / name
-                out.mkdir()
+                make_folder(out)
                 run = side.run
                 plan = ScriptPlan(str(out), started, run.script, run.arguments, options.steps, weights=True, seed=SEED)
                 recordings.append(_recorded(options, plan, side, top, python))

@@ -28,6 +28,7 @@ from samestep.records.inspection import (
 )
 from samestep.world.imports import module_arguments
 from samestep.world.processes import COMMAND, die_with_parent, this_command, wait_for
+from samestep.world.regular_files import open_new
 
 Answer = TypeVar("Answer", Inspection, Script, Probes)
 
@@ -79,7 +80,7 @@ def _start_worker(arguments: list[str], log: Path, deadline_s: float | None) -> 
     for purpose in ("ranks", "reference"):
         if worker := fork_client.fork(purpose, arguments, environment, log, deadline_s):
             return worker
-    with open(log, "wb") as output:  # no pipe: processes that the job started would keep it open
+    with open_new(log) as output:  # no pipe: processes that the job started would keep it open
         return subprocess.Popen(
             [sys.executable, *module_arguments("samestep.worker"), *arguments],
             stdin=subprocess.DEVNULL,

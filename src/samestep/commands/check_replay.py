@@ -36,7 +36,7 @@ from samestep.records.script import (
     ScriptPlan,
     ScriptRecord,
 )
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import make_folder, read_regular, remove_made_folder
 
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process
 COPIED = 1 << 20  # bytes of a file that is copied; a larger one is linked
@@ -154,8 +154,8 @@ def play(
     """Plays a record once; the first step alone with small gradients, which nothing clips. layout: of ranks that share
     out a model."""
     folder, steps = Path(plan.out) / REPLAY_FOLDER, ranks[0].steps
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    remove_made_folder(folder)  # of another replay
+    make_folder(folder)
     replay_plan = ReplayPlan(
         record=plan.out,
         ranks=len(ranks),

@@ -40,6 +40,7 @@ from samestep.commands.grouped_help import GroupedHelp
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 from samestep.records.redaction import typed_command
+from samestep.world.regular_files import open_new
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -301,7 +302,7 @@ def eject(options: EjectOptions) -> int:
     from samestep.world.mesh import parse_mesh
 
     to = Path(options.to) if options.to else None
-    if to is not None and to.exists():
+    if to is not None and os.path.lexists(to):
         raise UserError(f"{to} exists, and would be replaced; give another name with --to")
     settings = texts(options.settings), texts(options.engine_settings)
     file = to.name if to else "train.py"
@@ -324,7 +325,8 @@ def eject(options: EjectOptions) -> int:
         print(text, end="")
         return 0
     try:
-        to.write_text(text, encoding="utf-8")
+        with open_new(to) as script:
+            script.write(text.encode())
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
     from samestep.message import message

@@ -8,7 +8,6 @@ verify is a comparison without measured rounds.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -53,6 +52,7 @@ from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
 from samestep.records.inspection import EngineFacts
+from samestep.records.launch_files import OF_A_LAUNCH, OF_CHECKPOINTS
 from samestep.records.monitor import SUMMARY, MonitorSummary
 from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
 from samestep.records.record import Progress, Record
@@ -62,6 +62,7 @@ from samestep.report.figures.speed import Measured, measurement
 from samestep.report.language import with_english
 from samestep.version import __version__
 from samestep.world import nvidia
+from samestep.world.regular_files import fresh_folder, remove_file, remove_folder
 
 VERDICT = "verdict.json"  # in the folder of a launch that is proven
 
@@ -409,7 +410,7 @@ def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path
     if verdict.proven:
         write(path, verdict)
         for weights in (file for launch_folder in (folder, *other_folders) for file in launch_folder.glob("rank*.npz")):
-            weights.unlink()
+            remove_file(weights)
     return verdict
 
 
@@ -441,7 +442,7 @@ def _interrupted(
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
     continued = _start(inspected, folder, row.continued_by_launcher, continuation, plan=second, show_phase=show_phase)
-    shutil.rmtree(parts.checkpoints, ignore_errors=True)
+    remove_folder(Path(parts.checkpoints), OF_CHECKPOINTS)
     record = JoinedRecord(continued.folder, began)
     verdict = _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
     return _explained(inspected, folder, verdict, {"{}": loop, AS_NUMERICS: numerics}, record, show_phase)
@@ -463,8 +464,7 @@ def _start(
         size, devices = facts.processes, facts.devices
     if Record(folder).complete(size) and _trains_the_same(folder, plan):
         return Record(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    fresh_folder(root, folder, OF_A_LAUNCH)
     write(folder / "plan.json", plan)
     is_reference = isinstance(plan, ReferencePlan)
     machines = Machines() if launcher == "process" else inspected.machines  # one process needs one machine

@@ -16,7 +16,7 @@ from samestep.commands.user_sources import read_sources
 from samestep.errors import TrainingFailed, UserError
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.suggested_patches import Patch, patch_of
-from samestep.records.files import read
+from samestep.records.files import read, replace_text
 from samestep.records.findings import CheckResults, Finding, FixRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
 
@@ -81,8 +81,7 @@ def _write(copy: Path, name: Path, text: str) -> None:
             original = folder.resolve()
             folder.unlink()
             shutil.copytree(original, folder, symlinks=True)
-    (copy / name).unlink(missing_ok=True)
-    (copy / name).write_text(text)
+    replace_text(copy / name, text)
 
 
 @contextmanager

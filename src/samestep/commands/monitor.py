@@ -24,7 +24,8 @@ from samestep.launch.monitored_ranks import MonitoredRanks
 from samestep.launch.rank_meter import RankMeter
 from samestep.message import message
 from samestep.records.files import replace_text
-from samestep.records.monitor import CSV, PAGE, RankUse
+from samestep.records.launch_files import OF_MONITORED
+from samestep.records.monitor import CSV, PAGE, SUMMARY, RankUse
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
 from samestep.report.figures.rank_findings import extra_contexts, findings, unexplained
@@ -32,6 +33,7 @@ from samestep.report.terminal import Terminal
 from samestep.world import become_worker, nvidia
 from samestep.world.connections import make_private
 from samestep.world.processes import COMMAND, dismiss, end_children, guard, left_running, this_command
+from samestep.world.regular_files import check_place, fresh_folder, make_named_folder, open_new, remove_file
 from samestep.world.resources import adopt_orphans, reap_orphans
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     folder = _folder(options.out, words)
     adopt_orphans()
     meter = RankMeter(folder / RANKS)
-    ranks = MonitoredRanks(make_private(folder / RANKS), options.stall_s, ends_hung=options.end_hung)
+    ranks = MonitoredRanks(folder / RANKS, options.stall_s, ends_hung=options.end_hung)
     guarding = guard(this_command())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:
@@ -69,7 +71,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
             hung = _watch(process, sampler, ranks, meter, line, options.end_hung)
         left = sum(process.pid != guarding[0] for process in left_running())
     except UserError:
-        (folder / CSV).unlink()
+        remove_file(folder / CSV)
         raise
     finally:
         dismiss(*guarding)
@@ -94,8 +96,14 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
     if os.path.lexists(folder / CSV):
         raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CSV).touch(exist_ok=False)
+        make_named_folder(folder)
+        # Those of an earlier command have left files there.
+        fresh_folder(folder, make_private(folder / RANKS), OF_MONITORED)
+        for name in (SUMMARY, PAGE):
+            check_place(folder / name)
+        open_new(folder / CSV).close()
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
     return folder

@@ -23,13 +23,25 @@ from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import Message, as_said, message
 from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, replace_by, why_not_writable, write
-from samestep.records.plan import RunTask
-from samestep.records.record import ENVIRONMENT, PROGRESS
+from samestep.records.launch_files import OF_RANKS
+from samestep.records.monitor import CSV, PAGE, SUMMARY
+from samestep.records.plan import TRACES, RunTask
+from samestep.records.record import PROGRESS
 from samestep.records.redaction import redacted, redacted_values
 from samestep.records.results import RESULTS, RunResults, read_results
 from samestep.records.runs import COMMAND, STUDY, CommandRecord, ResultsIdentity
+from samestep.records.spot_check import CHECKS
+from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER
 from samestep.report.language import with_english
 from samestep.version import __version__
+from samestep.world.regular_files import (
+    check_place,
+    make_folder,
+    make_named_folder,
+    open_kept,
+    remove_empty_folder,
+    remove_file,
+)
 
 LOCK = ".lock"
 # The fields of a ResultsIdentity that may differ when `run` continues a training: a checkpoint fits every engine and
@@ -44,6 +56,17 @@ NOT_COPIED = {
     *("nproc", "steps", "resume", "also", "machines", "mesh"),  # the inspected setup's own values of these are recorded
     "proves",  # the command says so
 }
+WEIGHTS = "weights.safetensors"
+# What commands write into the folder, besides what their ranks do (records/launch_files.py). It is looked at before
+# hours of training, which could not be kept with a folder in the place of the weights.
+FILES = (
+    *(LOCK, STUDY, COMMAND, RESULTS, PROGRESS, "plan.json", "collectives-plan.json", "report.html"),
+    *(WEIGHTS, CHECKS, CSV, SUMMARY, PAGE, "steps.csv", "evaluations.csv"),
+)
+FOLDERS = (
+    *(FOLDER, SPOT_CHECK_FOLDER, TRACES, "tensorboard", "wandb", "sockets", "torchrun"),
+    *("launches", "reference"),  # of `verify` and `compare`
+)
 BEFORE_A_LAUNCH = {LOCK, STUDY, COMMAND}  # what the folder holds before anything is started
 # The files that other ranks and machines may write before this command.
 OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json")
@@ -116,18 +139,14 @@ def launch_folder(out: Path, inspected: InspectedSetup, rank: LaunchedRank | Non
         folder = out / f"machine-{socket.gethostname()}"
     else:
         return out
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link, and what it leads to would be changed; give another folder with --out")
-    if not dry_run:
-        folder.mkdir(exist_ok=True)
-    return folder
+    check_place(folder, of_a_folder=True)
+    return folder if dry_run else make_folder(folder)
 
 
 def remove_stale(folder: Path) -> None:
     """Removes what the ranks of an earlier launch, which failed, have left in a folder of ranks."""
-    files = ("rendezvous", PROGRESS, ENVIRONMENT)
-    for stale in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
-        stale.unlink(missing_ok=True)
+    for stale in [path for path in folder.iterdir() if OF_RANKS.fullmatch(path.name)]:
+        remove_file(stale)
 
 
 def shared_folder(out: Path | None) -> Path:
@@ -160,12 +179,16 @@ def prepare(
         return folder.resolve()
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_named_folder(folder)
         reason = why_not_writable(folder)
     except OSError as error:
         reason = error.strerror
     if reason:
         raise UserError(f"the folder {folder} is not writable ({reason}); give another with --out")
+    for name in FILES:
+        check_place(folder / name)
+    for name in FOLDERS:
+        check_place(folder / name, of_a_folder=True)
     if not writes:
         return folder.resolve()
     _created.extend(path.absolute() for path in absent)
@@ -212,8 +235,7 @@ def write_into(folder: Path, name: str, text: str) -> Path:
     """Writes a file for this user alone into the folder of future results: it holds settings as they were given. Raises
     UserError when that is not possible."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_by(folder / name, lambda file: file.write(text.encode()), mode=0o600)
+        replace_by(make_named_folder(folder) / name, lambda file: file.write(text.encode()), mode=0o600)
     except OSError as error:
         raise UserError(
             f"{folder / name} cannot be written ({error.strerror}); give another folder with --out"
@@ -224,9 +246,7 @@ def write_into(folder: Path, name: str, text: str) -> Path:
 def _lock(folder: Path) -> None:
     """Locks `folder` until release_folders, or the end of this process. Raises UserError when it is locked already."""
     try:
-        # A link could lead to a file that is not the lock, and a named pipe would wait for its other end.
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        lock = open(os.open(folder / LOCK, flags, 0o644), "r+b", buffering=0)  # noqa: SIM115 - held open
+        lock = open_kept(folder / LOCK)
     except OSError as error:
         raise UserError(f"{folder / LOCK} is no lock ({error.strerror}); give another folder with --out") from None
     try:
@@ -254,8 +274,8 @@ def remove_unused_folders() -> None:
         with suppress(OSError):
             if {path.name for path in folder.iterdir()} <= BEFORE_A_LAUNCH:
                 for name in BEFORE_A_LAUNCH:
-                    (folder / name).unlink(missing_ok=True)
-                folder.rmdir()
+                    remove_file(folder / name)
+                remove_empty_folder(folder)
     _created.clear()
 
 
@@ -302,9 +322,6 @@ def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> It
         keep("failed", as_said(f"{type(error).__name__}: {error}"))
         raise
     keep("finished")
-
-
-WEIGHTS = "weights.safetensors"
 
 
 def finished_results(out: Path, training: RunTask, words: tuple[str, ...]) -> RunResults | None:

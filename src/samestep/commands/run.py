@@ -44,6 +44,7 @@ from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.data_wait import step_parts
 from samestep.report.language import with_english
 from samestep.world.network import check_master
+from samestep.world.regular_files import make_named_folder
 
 PLAN = "plan.json"  # in the folder of the ranks
 Watch = Callable[[Progress], None]
@@ -94,7 +95,7 @@ def evaluate(setup: Setup, options: EvaluateOptions) -> EvaluateResults | None:
 
 
 def _write_results(out: Path, results: RunResults | EvaluateResults) -> None:
-    out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+    make_named_folder(out)  # somebody may have removed it
     write_results(results, out)
 
 

@@ -34,6 +34,7 @@ from samestep.world import RANK_VARIABLES, network
 from samestep.world.imports import module_arguments
 from samestep.world.network import Dialled
 from samestep.world.processes import COMMAND, die_with_parent, kill, this_command
+from samestep.world.regular_files import open_new, remove_file
 
 ANSWER_S = 180.0  # how long the first machine waits for an answer
 START_S = 60.0  # in which a rank has imported torch
@@ -93,7 +94,7 @@ class LocalMachine:
         self._ranks = []
         folder = Path(self._folder.name)
         for old in folder.iterdir():
-            old.unlink()
+            remove_file(old)
         environment = {name: value for name, value in os.environ.items() if name not in (RANK_VARIABLES, TOKEN)}
         environment |= {COMMAND: this_command(), "OMP_NUM_THREADS": "1", **trial.variables}
         environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"} if "TORCH_CPP_LOG_LEVEL" not in environment else {}
@@ -101,7 +102,7 @@ class LocalMachine:
             file = folder / f"rank-{rank}.json"
             listening = self._rendezvous.fileno() if self._rendezvous and not rank else None
             write(file, TrialRank(trial, rank, listening))
-            with open(folder / f"log-{rank}.txt", "wb") as log:
+            with open_new(folder / f"log-{rank}.txt") as log:
                 process = subprocess.Popen(
                     [sys.executable, *module_arguments("samestep.worker"), "--try", str(file)],
                     stdin=subprocess.DEVNULL,

@@ -29,7 +29,7 @@ def raise_if_failed(
     if record.complete(size):
         return
     error = record.error()
-    log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt"))
+    log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt") if log.is_file())
     killed = killed_rank(log, launchers)
     if error and error.kind in ("user", "refused"):
         raise (Refused if error.kind == "refused" else UserError)(error.message)
@@ -127,7 +127,7 @@ def _rank_log(record: Record, rank: int) -> Path:
 
 def _last_line(record: Record) -> str | None:
     """Returns the last line of the launcher's log, often its reason, as in srun's 'More processors requested …'."""
-    logs = record.folder.glob("log*.txt")
+    logs = filter(Path.is_file, record.folder.glob("log*.txt"))
     lines = [
         line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
     ]

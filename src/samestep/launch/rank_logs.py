@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import shutil
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import LONGEST_MESSAGE
-from samestep.world.regular_files import open_new
+from samestep.world.regular_files import move_file, open_end, open_new, open_regular, remove_file
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
@@ -49,10 +50,9 @@ class RankOutput:
             self._print_line(ranks, text)
 
     def _read(self, last: bool) -> None:
-        for path in self._folder.glob("rank*.log"):
-            rank = int(path.stem.removeprefix("rank"))
+        for rank, path in _logs_in(self._folder).items():
             if rank not in self._logs:
-                self._logs[rank] = open(path, "rb", buffering=0)  # noqa: SIM115 - read until the end
+                self._logs[rank] = open_regular(path, buffering=0)
                 self._decoders[rank] = codecs.getincrementaldecoder("utf-8")(errors="replace")
                 self._waiting[rank] = deque()
         now = time.monotonic()
@@ -86,6 +86,12 @@ class RankOutput:
                 )
 
 
+def _logs_in(folder: Path) -> dict[int, Path]:
+    """Returns the logs of the ranks: rank0.log, rank1.log, …, and no file of a like name."""
+    named = {path: re.fullmatch(r"rank(\d{1,9})\.log", path.name) for path in folder.glob("rank*.log")}
+    return {int(number[1]): path for path, number in named.items() if number}
+
+
 def name(ranks: list[int]) -> str:
     """Returns 'rank 0', 'ranks 0-3' or 'ranks 0,2'."""
     if len(ranks) == 1:
@@ -110,7 +116,7 @@ class LogRotation:
         if time.monotonic() - self._looked_at < EVERY_S:
             return
         self._looked_at = time.monotonic()
-        for log in self._folder.glob("rank*.log"):
+        for log in _logs_in(self._folder).values():
             with suppress(OSError):
                 if log.stat().st_size > self._limit:
                     cut(log)
@@ -129,11 +135,12 @@ def cut(log: Path) -> None:
     """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
     part = log.with_name(f".{log.name}.part")
     try:
-        with open(log, "rb") as old, open_new(part) as new:
+        with open_regular(log) as old, open_new(part) as new:
             shutil.copyfileobj(old, new)
-        os.replace(part, log.with_name(f"{log.name}.1"))
+        move_file(part, log.with_name(f"{log.name}.1"))
     except OSError:  # the disk is full: the log has filled it
         with suppress(OSError):
-            part.unlink()
+            remove_file(part)
     finally:
-        os.truncate(log, 0)
+        with open_end(log) as emptied:
+            emptied.truncate(0)

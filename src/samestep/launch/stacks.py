@@ -20,6 +20,7 @@ import psutil
 from samestep.message import Message, message
 from samestep.world.imports import is_users_code
 from samestep.world.processes import LIBC
+from samestep.world.regular_files import open_regular
 
 STATES = {
     "R": "process_runs",
@@ -107,9 +108,9 @@ def _ask(pid: int, file: Path, number: int) -> str:
         if state_of(pid) in STOPPED:
             os.kill(pid, signal.SIGCONT)
     wait_until_written({file: before})
-    with suppress(OSError), open(file, errors="replace") as written:
+    with suppress(OSError), open_regular(file) as written:
         written.seek(before)
-        return written.read()
+        return written.read().decode(errors="replace")
     return ""
 
 

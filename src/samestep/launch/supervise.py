@@ -27,6 +27,7 @@ from samestep.launch.watchdog import Watchdog
 from samestep.message import message
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.processes import COMMAND, die_with_parent, this_command
+from samestep.world.regular_files import open_end, remove_file
 
 _going_on: set[Path] = set()  # the folders of the launches that go on: ranks may train while the reference is played
 _changing = threading.Lock()  # held while a launch is added or ended
@@ -107,7 +108,7 @@ def start(command: Command, folder: Path, machines: Machines, deadline_s: float 
         arguments = command.argv[command.argv.index("samestep.worker") + 1 :]
         if worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s, command.preloads):
             return worker
-    with open(log, "ab") as output:
+    with open_end(log) as output:
         return subprocess.Popen(
             command.argv,
             env=environment,
@@ -213,7 +214,7 @@ def clear_stale_locks(env: Mapping[str, str]) -> list[Path]:
         try:
             young = time.time() - lock.stat().st_mtime < YOUNG_S
             if not (young and _is_shared(lock)) and not _is_held(lock):
-                lock.unlink()
+                remove_file(lock)
                 removed.append(lock)
         except OSError:
             continue  # the build has ended meanwhile, or the lock is another user's

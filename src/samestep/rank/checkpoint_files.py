@@ -31,8 +31,17 @@ from samestep.rank.row_order import pieces_of_block
 from samestep.rank.shards import block_of, place_of
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, files_of, steps_in
 from samestep.records.files import read, replace_by, write
+from samestep.records.launch_files import OF_A_STEP
 from samestep.records.launch_request import LaunchRequest
-from samestep.world.regular_files import UNBOUNDED, check_regular, open_regular
+from samestep.world.regular_files import (
+    UNBOUNDED,
+    check_regular,
+    make_folder,
+    move_folder,
+    open_regular,
+    remove_file,
+    remove_folder,
+)
 
 TENSOR, TUPLE, PAIRS, COUNTER, FLOAT = "$tensor", "$tuple", "$pairs", "$counter", "$float"
 
@@ -161,9 +170,11 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     """Writes this rank's part into `folder`, and syncs it to the disk. files: name -> what to keep with it."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
+    make_folder(folder)
     part, tensors = (folder / name for name in files_of(rank))
     nonempty = {key: piece for key, piece in pieces.items() if piece.block.numel() or not math.prod(piece.shape)}
+    remove_file(tensors)
     save_file({key: piece.block for key, piece in nonempty.items()}, tensors)
     sync(tensors)
     for name, file in files.items():
@@ -187,8 +198,8 @@ def complete(folder: Path, step: int, engine: str, world_size: int, request: Lau
     write(part / MANIFEST, manifest.sealed())
     sync(part)
     done = folder / f"step-{step}"
-    shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
-    os.replace(part, done)
+    remove_folder(done, OF_A_STEP)  # of a training that came here before, and was resumed from an earlier one
+    move_folder(part, done)
     sync(folder)
     return done
 
@@ -248,18 +259,19 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     A later one is damaged, or from before the training continued at an earlier one: it must not count in place of one
     that was just written, which would be removed at once.
     """
-    for step in [step for step in steps_in(folder) if step <= newest][keep:]:
+    steps = [step for step in steps_in(folder) if step <= newest and not (folder / f"step-{step}").is_symlink()]
+    for step in steps[keep:]:
         gone = folder / f".step-{step}.gone"  # renamed first: a half-removed one must not look complete
-        os.replace(folder / f"step-{step}", gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        move_folder(folder / f"step-{step}", gone)
+        remove_folder(gone, OF_A_STEP)
 
 
 def remove_remains(folder: Path) -> None:
     """Removes what a training that was killed has left: half-written and half-removed checkpoints."""
     for path in [*folder.glob(".step-*.part"), *folder.glob(".step-*.gone")]:
         if path.is_symlink():
-            path.unlink()  # a checkpoint would be written where it leads
-        shutil.rmtree(path, ignore_errors=True)
+            remove_file(path)  # a checkpoint would be written where it leads
+        remove_folder(path, OF_A_STEP)
 
 
 class Saved:

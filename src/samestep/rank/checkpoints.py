@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -53,10 +52,12 @@ from samestep.rank.checkpoint_files import (
 from samestep.rank.graceful_stop import AgreedStep
 from samestep.records.checkpoint import FOLDER, MANIFEST, Interval, Manifest
 from samestep.records.files import from_json
+from samestep.records.launch_files import OF_A_STEP
 from samestep.records.launch_request import JOB, LaunchRequest
 from samestep.version import __version__
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
+from samestep.world.regular_files import remove_folder
 
 LARGEST_ORDER = 1_000_000  # rows: an order of the job's own is digested up to so many
 VALUES = ("global_batch", "epochs", "max_steps", "seed", "shuffle", "last", "clip_norm", "ema", "gather_outputs")
@@ -406,7 +407,7 @@ class Checkpoints:
         except OSError as error:
             failure = self._not_written(0, error)
         if failure:
-            shutil.rmtree(part_folder(self.folder, done), ignore_errors=True)
+            remove_folder(part_folder(self.folder, done), OF_A_STEP)
             say(message("checkpoint_not_written", step=done, why=message_in(failure) or as_said(failure)))
 
     def _not_written(self, rank: int, error: Exception) -> str:

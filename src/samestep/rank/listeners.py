@@ -18,7 +18,7 @@ from samestep.job import Job, StepInfo
 from samestep.message import message
 from samestep.rank.meter import Meter
 from samestep.records.files import replace_text
-from samestep.world.regular_files import open_new, read_regular
+from samestep.world.regular_files import make_folder, open_end, open_new, read_regular
 
 
 class Listener(Protocol):
@@ -218,7 +218,7 @@ class Csv:
             lines = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
             if lines:  # else the first line that is written brings a header
                 replace_text(path, header + "".join(lines))
-                self.files[path.name] = open(path, "a", buffering=1, newline="")  # noqa: SIM115 - closed in close()
+                self.files[path.name] = open_end(path, text=True, buffering=1)
 
     def step(self, info: StepInfo) -> None:
         self._write("steps.csv", {"step": info.step, "epoch": info.epoch, **scalars(info)})
@@ -250,7 +250,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.open: Any = partial(SummaryWriter, str(folder / "tensorboard"))
+        self.open: Any = partial(SummaryWriter, str(make_folder(folder / "tensorboard")))
         self.writer: Any = self.open()
 
     def resume(self, step: int) -> None:
@@ -277,6 +277,7 @@ class Wandb:
     def __init__(self, folder: Path) -> None:
         import wandb
 
+        make_folder(folder / "wandb")
         self.run: Any = wandb.init(mode="offline", dir=str(folder), project="samestep", name=folder.name)
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samestep.world.regular_files import end_of
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -25,10 +27,9 @@ class _Log(io.FileIO):
 def log_to(path: Path) -> None:
     """Sends the standard output and error of this process, those of C libraries too, to the end of a file.
 
-    O_APPEND: each write goes to the end that the file then has, so that the command may cut the file
-    (samestep.launch.rank_logs).
+    Each write goes to the end that the file then has, so that the command may cut it (samestep.launch.rank_logs).
     """
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = end_of(path)
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)
@@ -37,7 +38,7 @@ def log_to(path: Path) -> None:
 
 def log_thread_to(path: Path) -> None:
     """Sends what Python prints from now on to the end of a file; what C libraries print goes where it went."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = end_of(path)
     sys.stdout, sys.stderr = (_text(log) for _ in range(2))
 
 

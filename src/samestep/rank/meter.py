@@ -23,6 +23,7 @@ from samestep.message import message
 from samestep.rank import hardware
 from samestep.records.plan import TRACES
 from samestep.world import World
+from samestep.world.regular_files import make_folder, remove_file
 
 HALF = 8
 
@@ -207,7 +208,8 @@ class StepProfile:
         running, self._profile = self._profile, None
         path = self._folder / f"steps{self._seen[0]}-{self._seen[-1]}-rank{self._world.rank}.json.gz"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
+            remove_file(path)
             running.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            say(message("trace_not_written", path=path, error=str(error)))
+            say(message("trace_not_written", path=path, error=getattr(error, "message", str(error))))

@@ -27,6 +27,7 @@ from samestep.records.record import attempt
 from samestep.world import World, network
 from samestep.world.heartbeat import ENDING, heartbeat
 from samestep.world.mesh import Mesh
+from samestep.world.regular_files import remove_file
 
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
 INIT_METHOD = "SAMESTEP_INIT_METHOD"  # environment variable: the rendezvous URL; unset: MASTER_ADDR and MASTER_PORT
@@ -96,7 +97,7 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     else:  # somebody has removed its folder: the ranks no longer find each other in a file
         dist.barrier()
     if file != url and world.rank == 0:
-        Path(file).unlink(missing_ok=True)  # a launcher's next command may use the same name
+        remove_file(Path(file))  # a launcher's next command may use the same name
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
 

@@ -8,7 +8,6 @@ tasks/replay_step.py.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -35,11 +34,13 @@ from samestep.rank.shards import block_of, is_shard, place_of
 from samestep.rank.step import OF_MODULES, CarriedState
 from samestep.rank.weights import Ema
 from samestep.records.files import write
+from samestep.records.launch_files import OF_SPOT_CHECKS
 from samestep.records.record import attempt
 from samestep.records.spot_check import PLAN, SpotCheck, SpotCheckPlan, add_check
 from samestep.world import RANK_VARIABLES, World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 from samestep.world.imports import module_arguments
+from samestep.world.regular_files import make_folder, remove_file, remove_folder
 
 WAITING = 8  # steps that wait for their replay; more are not looked at
 LAST_S = 600.0  # how long the end of a training waits for replays
@@ -50,7 +51,7 @@ class ReplayProcess:
     """The process that replays steps, on rank 0. It ends with this rank, however that ends."""
 
     def __init__(self, plan: SpotCheckPlan, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write(folder / PLAN, plan)
         self._checks = Path(plan.checks)
         ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", RANK_VARIABLES}
@@ -65,7 +66,7 @@ class ReplayProcess:
     def forget_checks(self) -> None:
         """Removes what is in the file of checks, unless these ranks were restarted: it is of an earlier training."""
         if not attempt():
-            self._checks.unlink(missing_ok=True)
+            remove_file(self._checks)
 
     def announce(self, step: int) -> None:
         """Tells it that the ranks write what they have of a step."""
@@ -276,7 +277,7 @@ class SpotChecks:
         if self.replays:
             heartbeat.begin(CHECKPOINT)
             self.replays.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder, OF_SPOT_CHECKS)
 
 
 def attributes_of(model: nn.Module) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,16 @@ from samestep.records.checkpoint import other_file, write_list
 from samestep.records.results import RunResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
-from samestep.world.regular_files import check_regular, open_new
+from samestep.world.regular_files import (
+    check_regular,
+    make_named_folder,
+    move_file,
+    move_folder,
+    new_folder,
+    open_new,
+    remove_file,
+    remove_made_folder,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -51,12 +60,12 @@ def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = No
     heartbeat.begin(CHECKPOINT)
     temporary = file.with_name(f".{file.name}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_named_folder(file.parent)
         _write(state, temporary, names)
-        os.replace(temporary, file)
+        move_file(temporary, file)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
-            temporary.unlink()
+            remove_file(temporary)
         raise UserError(f"{file} cannot be written ({_reason(error)}; {_room(file.parent, state)})") from error
 
 
@@ -208,20 +217,21 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
     """
     (module,) = pretrained(model_with_weights(model, weights)).values()
     save_pretrained: Any = module.save_pretrained
-    part = folder.with_name(f".{folder.name}.part")
+    made = new_folder(folder.parent, f".{folder.name}.")
+    part = made / folder.name  # with the permissions that a folder has here
     try:
-        shutil.rmtree(part, ignore_errors=True)
         save_pretrained(str(part))
         write_list(part)
         if _is_of_this_training(folder, weights.parent) and not other_file(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)  # an error where somebody has put files there
+            remove_made_folder(folder)
+        move_folder(part, folder)  # an error where somebody has put files there
     except Exception as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise UserError(
             f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
             f"trained weights are in {weights}"
         ) from error
+    finally:
+        remove_made_folder(made)
 
 
 def _is_of_this_training(folder: Path, out: Path) -> bool:

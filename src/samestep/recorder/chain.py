@@ -28,6 +28,7 @@ from samestep.records.files import write
 from samestep.records.script import LOCAL, STEP
 from samestep.records.tensor_files import write_arrays
 from samestep.world import World
+from samestep.world.regular_files import make_folder
 
 WAIT_S = 60.0  # for what the other ranks have kept
 Gradients = dict[str, Tensor]
@@ -47,7 +48,7 @@ def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
     if not any(stage.index == stage.stages - 1 and 0 in stage.ranks for stage in stages):
         return
     out = folder / CHAIN_FOLDER
-    out.mkdir(exist_ok=True)
+    make_folder(out)
     with unrecorded():
         try:
             kept, loss_fn = _read(folder, world.size), pipelines.schedule._loss_fn

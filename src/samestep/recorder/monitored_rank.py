@@ -29,7 +29,7 @@ from torch.utils.data import _utils, dataloader, get_worker_info
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS, write_stacks
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import read_regular, remove_file
 
 MOST_BYTES = 100  # of a file that names a process
 ITERATOR: Any = dataloader._BaseDataLoaderIter
@@ -164,7 +164,7 @@ class MonitoredRank:
         heartbeat.begin(STARTING)
         with suppress(OSError):
             for old in (self._folder / f"error-rank{rank}.json", file):  # of an attempt before a restart
-                old.unlink(missing_ok=True)
+                remove_file(old)
             write_stacks(self._folder / f"stack-rank{rank}.txt", STACKS)
         from samestep.records.files import replace_text  # here: most processes that import torch are no ranks
 

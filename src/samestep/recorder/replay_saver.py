@@ -27,6 +27,7 @@ from samestep.recorder.recorder import Recorder
 from samestep.records.script import END, KEPT, START
 from samestep.records.tensor_files import write_state
 from samestep.world import World
+from samestep.world.regular_files import open_new
 
 Weights = dict[str, Tensor]
 MOMENTA = ("momentum", "betas")
@@ -137,10 +138,12 @@ class ReplaySaver:
     def _save(self) -> None:
         path = self._folder / KEPT.format(self._world.rank)
         try:
-            torch.save(self.data, path)
+            with open_new(path) as file:
+                torch.save(self.data, file)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
             why = message("batch_not_saved", kind=type(error).__name__, error=str(error))
-            torch.save(ReplayData(why_not=why), path)
+            with open_new(path) as file:
+                torch.save(ReplayData(why_not=why), file)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         outside, self._inside = self._inside, True  # the loader's own draws, also where it finds its end

@@ -27,8 +27,9 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
 from samestep.recorder.random_numbers import DRAWS, SHARES, Randoms, digest, patch_draws, patch_shares, torch_state
+from samestep.records.files import replace_by
 from samestep.records.script import FetchDraws
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import read_regular, remove_file
 
 NOTED = 1  # the number of the batch that is noted
 FEW_WORDS = 8  # of 32 bits: so many a few numbers of a batch take, such as MixUp's coefficient
@@ -90,7 +91,7 @@ class RowDraws:
         for path in self._folder.glob(FILE.format(self._rank, "*", "*")):
             _, _, dataset, worker = path.stem.split("-")
             self._fetched[int(dataset), int(worker)] = json.loads(read_regular(path, MOST_BYTES))
-            path.unlink()
+            remove_file(path)
         return [
             FetchDraws(worker, states) for (dataset, worker), states in self._fetched.items() if dataset in datasets
         ]
@@ -152,10 +153,8 @@ class RowDraws:
             return
         path = self._folder / FILE.format(self._rank, dataset, worker.id)
         if not path.exists():  # in an epoch before
-            part = path.with_suffix(".part")
             with contextlib.suppress(OSError):  # a full disk is no failure of the user's dataset
-                part.write_text(json.dumps(states))
-                part.replace(path)
+                replace_by(path, lambda file: file.write(json.dumps(states).encode()), sync=False)
 
 
 def _is_piece(given: Tensor, numbers: Tensor) -> bool:

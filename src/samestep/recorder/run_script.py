@@ -30,6 +30,7 @@ from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, Sc
 from samestep.world import World
 from samestep.world.become_worker import SCRIPT
 from samestep.world.processes import end_children
+from samestep.world.regular_files import remove_file
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
 
@@ -61,7 +62,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
     def leave(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():
-            (folder / f".room-rank{script_record.rank}").unlink(missing_ok=True)  # which the worker keeps free
+            remove_file(folder / f".room-rank{script_record.rank}")  # which the worker keeps free
             write(folder / f"rank{script_record.rank}.json", script_record)
         _wait_for_others(folder, script_record)
         end_children()

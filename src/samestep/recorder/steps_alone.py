@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.rank import flight_recorder
 from samestep.records.script import STEP
 from samestep.world import World
+from samestep.world.regular_files import remove_file
 
 WAIT_S = 2.0  # at least, for a step of another rank
 
@@ -35,7 +36,7 @@ class StepsAlone:
         self.taken += steps
         self._began_ns = 0
         for path in self._folder.glob(f"rank{self._world.rank}.{STEP.format('*')}.npz"):
-            path.unlink()
+            remove_file(path)
 
     def were_before_meeting(self) -> bool:
         """Whether this rank has met the others since the last step, for the first time since the first step began."""

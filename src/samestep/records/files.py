@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from samestep.errors import UserError, printable
-from samestep.world.regular_files import NotRegular, open_new, open_regular
+from samestep.world.regular_files import NotRegular, move_file, open_new, open_regular, remove_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -215,9 +215,9 @@ def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: boo
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        move_file(temporary, path)
     except OSError as error:
         error.filename = str(path)  # which a failing write does not name
         with suppress(OSError):
-            temporary.unlink()
+            remove_file(temporary)
         raise

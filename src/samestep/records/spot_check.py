@@ -18,7 +18,7 @@ from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.message import Message
 from samestep.records.files import as_json, from_json
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import open_end, read_regular
 
 FOLDER, PLAN, CHECKS = "spot-check", "plan.json", "spot-checks.jsonl"
 
@@ -62,7 +62,7 @@ class SpotCheck:
 
 def add_check(file: Path, check: SpotCheck) -> None:
     """Adds a check to a training's. A disk that is full ends no training."""
-    with suppress(OSError), open(file, "a") as lines:
+    with suppress(OSError), open_end(file, text=True) as lines:
         lines.write(json.dumps(as_json(check)) + "\n")
 
 

@@ -32,6 +32,7 @@ from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.world.connections import fork_for_connections
 from samestep.world.imports import without_collections
 from samestep.world.processes import die_with_parent
+from samestep.world.regular_files import end_of
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
 OF_TESTS = ("samestep.tasks.rank_tests",)  # with pytest
@@ -135,7 +136,7 @@ def _run_worker(request: ForkRequest, main: Main) -> None:
     """Runs `python -m samestep.worker ARGUMENTS` in this forked process, and exits. Never returns."""
     code = 1
     try:
-        output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        output = end_of(Path(request.output))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(output, 1)

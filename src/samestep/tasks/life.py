@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from samestep.job.checks import nested
 from samestep.rank.checkpoint_files import Saved, Stored, newest
 from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import FOLDER, Interval
+from samestep.records.files import replace_by
 from samestep.records.plan import INIT, EvaluateTask, Plan, ProveTask, RunTask
 from samestep.records.record import RestartRecord, TrainingRecord
 from samestep.records.tensor_files import write_state
@@ -25,6 +25,7 @@ from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import life_steps, proof_job
 from samestep.tasks.run import evaluate_weights, run_training
 from samestep.world import World
+from samestep.world.regular_files import make_folder, remove_made_folder
 
 
 def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: World) -> TrainingRecord:
@@ -50,7 +51,8 @@ def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: Wor
     plan = replace(plan, engine_settings=training.engine_settings)
     first = run_training(plan, part, _with_data_as_built(plan, training, small), engine, world)
     if world.rank == 0 and asked.best:
-        shutil.copyfile(init, weights)  # the checkpoint has the best ones, for a restart on another machine
+        # The checkpoint has the best ones, for a restart on another machine.
+        replace_by(weights, lambda file: file.write(init.read_bytes()))
     # Stopped after its last step, as by nobody: a graceful stop would be the process's.
     rest = replace(part, resume="auto", best=asked.best_after, stop_after=cut.steps)
     second = run_training(plan, rest, _with_data_as_built(plan, training, small), engine, world)
@@ -68,7 +70,7 @@ def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: Wor
         saved_at = _write_tensors(plan, training.name, weights, predictions)
         assert record.restart
         record = replace(record, restart=replace(record.restart, saved_at=saved_at))
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_made_folder(folder)
     return record
 
 
@@ -86,7 +88,7 @@ def _write_init(small: Job, file: Path) -> None:
     """Writes the weights to begin with: the model's own floating-point tensors, each times INIT."""
     from safetensors.torch import save_file  # not by the code of a run, which the proof is of
 
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     state = {name: value.cpu() for name, value in small.model().state_dict().items() if isinstance(value, Tensor)}
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     save_file({n: (t * INIT if t.is_floating_point() else t.clone()).contiguous() for n, t in state.items()}, file)

@@ -23,6 +23,7 @@ from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
+from samestep.world.regular_files import make_folder
 
 
 class EachStep:
@@ -72,7 +73,7 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
     parts = training.interrupted
     if parts and small.evaluation is not None:  # as a training evaluates, whose state is in its checkpoints
         best = Path(parts.checkpoints) / f"{training.name}.safetensors"
-        best.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(best.parent)
         every = 1 if by_evaluation else 2
         evaluator = BestWeights(small, world, steps, best, best=("loss", "min"), every_steps=every)
     checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None

@@ -42,6 +42,7 @@ from samestep.tasks import thread_ranks
 from samestep.world import network
 from samestep.world.connections import connect
 from samestep.world.processes import die_with_parent
+from samestep.world.regular_files import end_of, open_new
 
 PLUGIN = "samestep-rank"
 GROUP_TIMEOUT_S = 60.0  # of collectives, after the test's own timeout, which names every rank
@@ -72,7 +73,7 @@ def run(address: str) -> None:
     settings = connection.recv()
     assert isinstance(settings, PytestSession)
     _print_into(settings)
-    faulthandler.register(DUMP_STACKS, file=open(f"{address}.stack", "w"), all_threads=True)  # noqa: SIM115
+    faulthandler.register(DUMP_STACKS, file=open_new(Path(f"{address}.stack")), all_threads=True)
     sys.path[:] = settings.sys_path
     flight_recorder.enable(1000)
     # The fork server has imported the plugins; pytest would warn that it cannot rewrite their asserts.
@@ -94,7 +95,7 @@ def run(address: str) -> None:
 def _print_into(settings: PytestSession) -> None:
     for number, (path, stream) in enumerate(((settings.out, sys.stdout), (settings.err, sys.stderr)), start=1):
         if path is not None:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = end_of(Path(path))
             os.dup2(file, number)
             os.close(file)
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -7,7 +7,6 @@ has the lowest priority and one thread, and ends when its standard input does, o
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -27,11 +26,13 @@ from samestep.message import as_said, message
 from samestep.rank.checkpoint_files import Saved
 from samestep.records.checkpoint import files_of, steps_in
 from samestep.records.files import read
+from samestep.records.launch_files import OF_A_STEP
 from samestep.records.spot_check import SpotCheck, SpotCheckPlan, add_check
 from samestep.tasks.inspect.load import build
 from samestep.tasks.judge_step import Finding, RankAfter, StepJudge, TrainedStep
 from samestep.tasks.play_reference import moved_parameters
 from samestep.world.processes import die_with_parent
+from samestep.world.regular_files import remove_folder
 
 PARTS_S = 120.0  # how long a rank's part may take to be seen in the shared folder
 POLL_S = 0.05
@@ -55,7 +56,7 @@ def replay_main(path: str) -> None:
         except Exception as error:  # of the job's code, or of torch
             check = SpotCheck(step, "unknown", as_said(f"{type(error).__name__}: {error}".splitlines()[0]))
         for done in (number for number in steps_in(folder) if number <= step):  # also those that rank 0 has left out
-            shutil.rmtree(folder / f"step-{done}", ignore_errors=True)
+            remove_folder(folder / f"step-{done}", OF_A_STEP)
         add_check(Path(plan.checks), replace(check, replay_s=time.process_time() - began))
         if check.found is None:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from samestep.rank.spot_check import ReplayProcess, SpotChecks
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write_array
+from samestep.records.launch_files import OF_SPOT_CHECKS
 from samestep.records.plan import EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.records.spot_check import CHECKS, SpotCheckPlan, spot_checks_in
@@ -33,6 +33,7 @@ from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
+from samestep.world.regular_files import fresh_folder
 
 
 def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
@@ -123,7 +124,7 @@ def _spot_checks(
     folder, checks = (Path(training.weights).with_name(name) for name in (SPOT_CHECK_FOLDER, CHECKS))
     replays = None
     if world.rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was killed
+        fresh_folder(folder.parent, folder, OF_SPOT_CHECKS)  # also of a launch that was killed
         layout = engine.layout(world, **plan.engine_settings)
         device = os.environ.get("SAMESTEP_DEVICES", world.device).split(",")[-1]
         stops = training.spot_check_stops and not training.stop_after

@@ -25,6 +25,7 @@ from samestep.testing.rank_results import Output
 from samestep.world import connections
 from samestep.world.imports import module_arguments
 from samestep.world.processes import kill
+from samestep.world.regular_files import open_new
 
 START_S = 300.0  # for a process to import torch and connect
 STATE_S = 3.0  # for a rank to say what it is doing
@@ -136,7 +137,7 @@ class Processes:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if debug:  # it has the terminal
             return subprocess.Popen(command, env=environment), folder, listening
-        with open(folder / "log", "wb") as log:
+        with open_new(folder / "log") as log:
             alone = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from samestep.records.launch_files import OF_A_CHECK
 from samestep.world.imports import module_arguments
+from samestep.world.regular_files import remove_folder
 
 RECORDED = "script-plan.json"  # in each folder of a record
 UNKNOWN = 3  # the exit code where nothing differs, but not all could be judged
@@ -58,7 +59,7 @@ class SameTraining:
         stored = self.root / str(record)
         new = stored if self.update else self.temporary / "recorded"
         if self.update and (stored / RECORDED).is_file():
-            shutil.rmtree(stored)
+            remove_folder(stored, OF_A_CHECK)
         elif not self.update and not (stored / RECORDED).is_file():
             pytest.fail(f"{stored} holds no record; pytest --samestep-update writes it", pytrace=False)
         _, said = self._run(["check", "--no-replay", *common, "--out", str(new), *words])

@@ -21,6 +21,7 @@ from typing import Any
 # Environment variables. FOLDER: the copy's. SCRIPT: set in a worker; the words after `python`, as JSON.
 PLAN, FOLDER, SCRIPT = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_PYTHONPATH", "SAMESTEP_CHECK_SCRIPT"
 MONITOR = "SAMESTEP_MONITOR"  # the folder in which monitored ranks write
+REGULAR_FILES = "samestep.world.regular_files"
 MONITORED_RANK = "samestep.recorder.monitored_rank"  # by name, as samestep.worker: both are the child's
 # The launchers whose ranks these may be, as JSON: [the names of their rank variables, the values of these and of others
 # in the command's own environment, the fewest ranks], the innermost launcher first.
@@ -44,9 +45,11 @@ def become_worker() -> None:
 
 def install(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Copies this file below a folder. Returns the variables by which each Python of a command runs it first."""
-    first = folder / "python"
-    first.mkdir()
-    shutil.copyfile(__file__, first / "sitecustomize.py")
+    from samestep.world.regular_files import make_folder, open_new
+
+    first = make_folder(folder / "python")
+    with open(__file__, "rb") as own, open_new(first / "sitecustomize.py") as copy:
+        shutil.copyfileobj(own, copy)
     path = os.pathsep.join([str(first), *filter(None, [environment.get("PYTHONPATH")])])
     return {FOLDER: str(first), "PYTHONPATH": path}
 
@@ -76,7 +79,7 @@ def attach_monitor() -> None:
     folder = Path(os.environ[MONITOR])
     try:
         importlib.import_module(MONITORED_RANK).attach(folder)
-        (folder / f"monitored-{os.getpid()}").touch()
+        importlib.import_module(REGULAR_FILES).open_new(folder / f"monitored-{os.getpid()}").close()
     except Exception as error:
         print(f"samestep monitor: this process is not monitored ({type(error).__name__}: {error})", file=sys.stderr)
 

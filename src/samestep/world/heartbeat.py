@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.world.regular_files import open_kept, remove_file
+
 # The numbers of a slot. From WORLD on they are written by the ranks of a script alone: see Clocks.
 BEATS, ACTIVITY, STEP, ROW, PID, TAKEN, WORLD, THREAD, WORKERS, PREFETCH = range(10)
 LOADING_NS, LOADING_CPU_NS, FETCH_NS, FETCH_CPU_NS, FETCHES, FIRST_NS = range(10, 16)
@@ -85,12 +87,11 @@ class Heartbeat:
     def open(self, path: Path) -> None:
         """Writes into the file `path` from now on. A full disk leaves this process without a heartbeat."""
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            try:
-                os.write(file, bytes(SIZE))  # takes the blocks: a full disk would kill a process that writes to a hole
-                self._all = memoryview(mmap.mmap(file, SIZE)).cast("q")
-            finally:
-                os.close(file)
+            # A new file: to make one shorter that another process has mapped would end that process.
+            remove_file(path)
+            with open_kept(path) as file:
+                file.write(bytes(SIZE))  # takes the blocks: a full disk would kill a process that writes to a hole
+                self._all = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("q")
         except (OSError, ValueError):
             return
         self._use(0)

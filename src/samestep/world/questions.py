@@ -25,7 +25,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.world.connections import make_private
-from samestep.world.regular_files import read_regular
+from samestep.world.regular_files import move_file, open_new, read_regular, remove_file
 
 COLLECTIVES, STACKS = b"c", b"s"
 END = b"e"
@@ -59,13 +59,13 @@ class _Serving:
     def __init__(self, folder: Path, rank: int, answers: Mapping[bytes, Callable[[], bytes]]) -> None:
         pipe = _pipe(folder, rank)
         make_private(pipe.parent)
-        pipe.unlink(missing_ok=True)
+        remove_file(pipe)
         os.mkfifo(pipe, 0o600)
         # For writing, too: so it is open at once, and never at its end.
         self._descriptor = os.open(pipe, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
         self._answers = answers
-        self._files = {question: os.fspath(_answer(folder, rank, question)) for question in answers}
+        self._files = {question: _answer(folder, rank, question) for question in answers}
         self._runs = _thread.allocate_lock()
         self._runs.acquire()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -90,18 +90,11 @@ class _Serving:
                         self._write(self._files[question], answer())
         self._runs.release()
 
-    def _write(self, path: str, content: bytes) -> None:
-        new = f"{path}.new"
-        with suppress(FileNotFoundError):
-            os.unlink(new)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            written = 0
-            while written < len(content):
-                written += os.write(descriptor, content[written:])
-        finally:
-            os.close(descriptor)
-        os.rename(new, path)
+    def _write(self, path: Path, content: bytes) -> None:
+        new = path.with_name(f"{path.name}.new")
+        with open_new(new, mode=0o600) as file:
+            file.write(content)
+        move_file(new, path)
 
     def _is_open(self) -> bool:
         """Whether the descriptor is the pipe still: a script that closes all may have opened a file of its own."""
@@ -154,7 +147,7 @@ def ask(folder: Path, rank: int, question: bytes, timeout_s: float = ANSWER_S) -
     """
     answer = _answer(folder, rank, question)
     try:
-        answer.unlink(missing_ok=True)
+        remove_file(answer)
         # Fails at once where nobody reads.
         descriptor = os.open(_pipe(folder, rank), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
