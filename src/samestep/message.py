@@ -26,7 +26,7 @@ class Message:
     english: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", {name: plain_field(value) for name, value in self.fields.items()})
+        object.__setattr__(self, "fields", {name: plain_field(value, 1) for name, value in self.fields.items()})
 
     def __str__(self) -> str:
         """Returns the sentence: in a process that has report.language, in its language; else as it is written."""
@@ -66,16 +66,30 @@ def as_said(said: str | Message) -> Message:
     return said if isinstance(said, Message) else Message(AS_SAID, {"text": said})
 
 
-def plain_field(value: Any) -> Any:
-    """Returns a field as a value of JSON, or a message; a message that was read from JSON is one again."""
-    if isinstance(value, Mapping):
-        if {"id", "fields"} <= set(value) <= {"id", "fields", "english"}:
-            return Message(str(value["id"]), dict(value["fields"]), str(value.get("english", "")))
-        return {str(name): plain_field(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | range):
+DEEPEST = 20  # values in values: a file may hold thousands, and each is several calls of whoever shows them
+MOST_BITS = 2048  # of an integer: Python refuses to write those of thousands of digits
+CUT = "…"
+
+
+def plain_field(value: Any, depth: int = 0) -> Any:
+    """Returns a field as a value of JSON, or a message; a message that was read from JSON is one again.
+
+    depth: how many values hold this one. What lies deeper than DEEPEST is left out, as is an integer of over MOST_BITS.
+    """
+    is_table, is_list = isinstance(value, Mapping), isinstance(value, list | tuple | set | frozenset | range)
+    if (is_table or is_list) and depth > DEEPEST:
+        return CUT
+    if is_table:
+        if {"id", "fields"} <= set(value) <= {"id", "fields", "english"} and isinstance(value["fields"], Mapping):
+            held = {str(name): plain_field(inner, depth + 1) for name, inner in value["fields"].items()}
+            return Message(str(value["id"]), held, str(value.get("english", "")))
+        return {str(name): plain_field(inner, depth + 1) for name, inner in value.items()}
+    if is_list:
         ordered = sorted(value) if isinstance(value, set | frozenset) else value
-        return [plain_field(inner) for inner in ordered]
+        return [plain_field(inner, depth + 1) for inner in ordered]
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, int):
+        return value if value.bit_length() <= MOST_BITS else CUT
     # A figure of numpy or torch.
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value

@@ -209,6 +209,17 @@ def test_a_damaged_folder_ends_no_list(root: Path) -> None:
     assert len(listed) == 7 and listed["a finished"].outcome == "unknown"
 
 
+def test_a_reason_without_its_fields_ends_no_list(tmp_path: Path) -> None:
+    """As after an upgrade, or in a folder from elsewhere: through the command, beside a healthy run."""
+    for name, reason in (("healthy", as_said("ended by SIGKILL")), ("other", message("ranks_share_evenly"))):
+        with pytest.raises(TrainingFailed), recorded(folder_of(tmp_path, name), WORDS):
+            raise TrainingFailed(reason)
+    release_folders()
+    command = [sys.executable, "-m", "samestep", "runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=budget(20), check=True)
+    assert "  ended by SIGKILL" in done.stdout and "  ? ranks × ?" in done.stdout and not done.stderr
+
+
 def test_a_folder_of_another_version_is_unknown_and_says_so(root: Path) -> None:
     path = root / "a finished" / "study.json"
     path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {SCHEMA - 1}'))

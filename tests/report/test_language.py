@@ -93,6 +93,38 @@ def test_the_golden_file_holds_every_sentence(into: language.Language) -> None:
     golden_file.agrees(into, lines)
 
 
+NESTED: dict[str, object] = {"id": "did_you_mean", "fields": {"name": 1}}
+for _ in range(300):
+    NESTED = {"id": "did_you_mean", "fields": {"name": [NESTED]}}
+VALUES = [None, [], {}, "x", True, -1, 1e400, 10**400, 10**5000, [None], [{"a": [1]}], [0, 10**12], ["a", "b"], NESTED]
+VALUES += [
+    {"id": None, "fields": 5},
+    {"id": "did_you_mean", "fields": {}},
+    {"id": "of_no_catalogue", "fields": {"a": {}}},
+]
+
+
+def test_each_sentence_is_made_whatever_its_fields() -> None:
+    """A message may come from anybody's file: without a field, or with any value in its place."""
+    for identity, sentences in language.catalogue().items():
+        names = language.names_of(sentences["en"])
+        without = [{name: 3 for name in names if name != absent} for absent in names]
+        for fields in [{}, *without, *({name: value for name in names} for value in VALUES)]:
+            said = Message(identity, fields)
+            for into in language.LANGUAGES:
+                language.text(said, into)
+            said.as_written()
+    assert str(Message("of_no_catalogue", {"a": 10**5000, "b": NESTED})).startswith("of_no_catalogue (a=…, b=")
+
+
+def test_a_field_that_is_absent_or_of_another_kind_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = "{ranks:ranks} {ranks:is|are} {steps:n step}, {names:first}, {share:.0%}"
+    monkeypatch.setattr(language, "catalogue", lambda: {"forms": {"en": forms, "zh": forms}})
+    assert language.text(message("forms"), "en") == "rank ? are ? steps, ?, ?"
+    other = message("forms", ranks=["a", None], steps=None, names=7, share="half")
+    assert language.text(other, "en") == "ranks a,  are ? steps, 7, half"
+
+
 def test_the_forms_of_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     forms = "{ranks:ranks} {ranks:is|are} {steps:n step}[[ of {asked}]], {names:first}; {share:.0%}; {inner}"
     sentences = {"forms": {"en": forms, "zh": forms}, "inner": {"en": "in", "zh": "里"}}

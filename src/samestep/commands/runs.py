@@ -54,8 +54,9 @@ def runs(folder: str | Path = "runs") -> list[PastRun]:
 
 def past_run(folder: Path) -> PastRun:
     """Reads the files in a folder of results. Damaged ones, and those of another samestep, count as absent."""
-    began, written_at = _read(CommandRecord, folder / COMMAND), (folder / STUDY).stat().st_mtime
+    began, written_at = _read(CommandRecord, folder / COMMAND), None
     try:
+        written_at = (folder / STUDY).stat().st_mtime
         identity = read(ResultsIdentity, folder / STUDY, MOST_BYTES)
     except (UserError, OSError) as error:
         why = error.message if isinstance(error, UserError) else as_said(str(error))

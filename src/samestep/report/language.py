@@ -13,6 +13,9 @@ A {name} stands for a field. After a colon stands how it is shown: as in Python'
 
 A list is joined by commas, a message becomes its sentence, None is nothing. What stands in [[ ]] is left out where one
 of its fields is None, False, or empty. In Chinese, `{count:n 步}` is '3 步'.
+
+A message may come from anybody's file, and always has a sentence: a field that is absent is '?', and one that cannot be
+shown as its sentence wants is shown as it is.
 """
 
 from __future__ import annotations
@@ -124,24 +127,26 @@ class _Formatter(string.Formatter):
         return kwargs.get(field_name, "?"), field_name  # fields only: no attributes, no indices
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        spec = format_spec
+        try:
+            return self._formatted(value, format_spec)
+        # The field is of another kind, or beyond what Python formats so.
+        except (TypeError, ValueError, ArithmeticError):
+            return self._shown(value)
+
+    def _formatted(self, value: Any, spec: str) -> str:
         if "|" in spec:
             singular, plural_form = spec.split("|")
             return singular if _count(value) == 1 else plural_form
         if spec.startswith("n "):
-            noun = spec[2:]
+            noun, count = spec[2:], _count(value)
             plural = "es" if noun.endswith(("batch", "branch", "s")) else "s"
-            return f"{_count(value):,} {noun}{plural if self.into == 'en' and _count(value) != 1 else ''}"
+            shown = f"{count:,}" if isinstance(count, int | float) else self._shown(count) or "?"
+            return f"{shown} {noun}{plural if self.into == 'en' and count != 1 else ''}"
         if spec == "ranks":
             return self._ranks(value if isinstance(value, list) else [value])
-        if spec == "first":
+        if spec == "first" and isinstance(value, list):
             return self._shown(value[:4]) + (" …" if len(value) > 4 else "")
-        if not spec:
-            return self._shown(value)
-        try:
-            return format(value, spec)
-        except (TypeError, ValueError):
-            return self._shown(value)
+        return format(value, spec) if spec and spec != "first" else self._shown(value)
 
     def _shown(self, value: Any) -> str:
         if isinstance(value, Message):
@@ -153,9 +158,10 @@ class _Formatter(string.Formatter):
     def _ranks(self, ranks: list[Any]) -> str:
         if self.into == "zh":
             return f"rank {self._shown(ranks)}"
-        if len(ranks) > 1 and ranks == [*range(ranks[0], ranks[-1] + 1)]:
+        numbered = all(isinstance(rank, int) for rank in ranks)
+        if numbered and len(ranks) > 1 and ranks == [*range(ranks[0], ranks[0] + len(ranks))]:
             return f"ranks {ranks[0]}-{ranks[-1]}"
-        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        return f"rank{'s' if len(ranks) > 1 else ''} {self._shown(ranks)}"
 
 
 def _count(value: Any) -> Any:
