@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from samestep.records.packed import AT_ONCE, LENGTH, pack
 
 CANARY = "canary"  # the file that code in one of these would write into the current folder
 DEEP = 100_000
@@ -69,6 +72,30 @@ def _zeros(count: int) -> bytes:
     return buffer.getvalue()
 
 
+def _overlapping(count: int) -> bytes:
+    """An archive whose members are the same bytes, under several names."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("tensor a.npy", _zeros(1000))
+        for number in range(count):
+            other = copy.copy(file.filelist[0])
+            other.filename = f"tensor b{number}.npy"
+            file.filelist.append(other)
+            file.NameToInfo[other.filename] = other
+    return buffer.getvalue()
+
+
+def _packed(**facts: object) -> bytes:
+    """An archive with a packed tensor of one element, whose header claims these facts instead of its own."""
+    array = pack(np.ones(1))
+    (length,) = LENGTH.unpack(array[:4].tobytes())
+    header = json.dumps(json.loads(array[4 : 4 + length].tobytes()) | facts).encode()
+    buffer = io.BytesIO()
+    parts = [LENGTH.pack(len(header)), header, array[4 + length :].tobytes()]
+    np.save(buffer, np.frombuffer(b"".join(parts), np.uint8))
+    return _zip(buffer.getvalue(), name="packed a.npy")
+
+
 CLAIM = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }\n"
 HEADER = json.dumps({"a": {"dtype": "F64", "shape": [10**12], "data_offsets": [0, 8 * 10**12]}}).encode()
 
@@ -104,6 +131,17 @@ NPZ: dict[str, Callable[[Path], None]] = {
     "bomb": _bytes(_zip(_zeros(50_000_000), zipfile.ZIP_DEFLATED)),
     "no array": _bytes(_zip(b"hello")),
     "another name": _bytes(_zip(_zeros(1), name="../../canary.npy")),
+    "elements without bytes": _bytes(
+        _zip(_npy(b"{'descr': '|S0', 'fortran_order': False, 'shape': (1000000000000,), }\n"))
+    ),
+    "members that are the same bytes": _bytes(_overlapping(20)),
+    "packed: more than its bytes": _bytes(_packed(shape=[100 * AT_ONCE], lengths=[[0] * 9] * 100)),
+    "packed: parts beyond its bytes": _bytes(_packed(lengths=[[0, 0, 0, 0, 0, 0, 0, 1, 10**12]])),
+    "packed: columns by the million": _bytes(_packed(lengths=[[0] * 1_000_000])),
+    "packed: another number of parts": _bytes(_packed(shape=[10**12])),
+    "packed: a shape of texts": _bytes(_packed(shape=["a" * 1000, 10**9])),
+    "packed: a shape that is negative": _bytes(_packed(shape=[-1])),
+    "packed: a shape beyond any": _bytes(_packed(shape=[10**400])),
     "a neighbour elsewhere": _bytes(
         _zip(
             _npy(

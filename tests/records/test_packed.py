@@ -48,6 +48,23 @@ def test_what_is_close_is_small() -> None:
     assert len(pack(end, end)) < 500
 
 
+def test_an_array_all_alike_comes_back_with_and_without_a_neighbour(tmp_path: Path) -> None:
+    """It packs into nearly nothing: only what its neighbour, or its own bytes, can hold is read."""
+    state = {"w": torch.zeros(1000, 1000), "small": torch.zeros(3)}
+    write_state(tmp_path, 0, "start", state)
+    for near in ("start", ""):
+        write_packed(tmp_path, 0, "end", state, near)
+        assert all(
+            not array.any() and array.shape == state[name].shape
+            for name, array in read_arrays(tmp_path, 0, "end").items()
+        )
+        assert ((tmp_path / "rank0.end.npz").stat().st_size < 10_000) == bool(near)
+    claimed = pack(np.zeros((1000, 1000)))
+    for near in (None, np.zeros(1), np.zeros((1000, 1001))):
+        with pytest.raises(ValueError, match="larger than what is there"):
+            unpack(claimed, near)
+
+
 def test_a_state_is_kept_as_its_differences_from_another(tmp_path: Path) -> None:
     start = {"w": torch.randn(3, 1000), "of another shape": torch.zeros(2), "count": torch.tensor(3)}
     end = {

@@ -25,6 +25,7 @@ SAMPLED = 16  # one byte of so many is looked at to decide whether to compress
 WORTH = 0.92  # of 8 bits: bytes of less entropy are compressed
 LOW = 3  # lowest bytes: all 0 in a float64 that float32 holds, as in weights that have not moved
 FEW = 0.02  # such elements; where there are more, they are marked, and their lowest bytes left out
+MOST_TIMES = 64  # its packed bytes: what an array without a neighbour may take when it is unpacked
 LENGTH = struct.Struct("<I")
 
 
@@ -52,13 +53,22 @@ def near_name(packed: Bytes) -> str:
 
 
 def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Returns the array that pack(array, near) was given."""
+    """Returns the array that pack(array, near) was given. Raises ValueError for what pack does not write: a file may
+    claim any size, and only what `near` or the packed bytes can hold is allocated."""
     facts, position = _header(packed)
-    if np.dtype(facts["dtype"]).kind != "f" or len(facts["lengths"]) != -(-math.prod(facts["shape"]) // AT_ONCE):
-        raise ValueError(f"an array of {facts['dtype']} has {len(facts['lengths'])} parts")
-    array = np.empty(facts["shape"], facts["dtype"])
-    for (values, close), lengths in zip(_blocks(array, near), facts["lengths"], strict=True):
-        columns, full = np.zeros((len(values), len(lengths) - 1), np.uint8), np.ones(len(values), bool)
+    dtype, shape, all_lengths = np.dtype(facts["dtype"]), facts["shape"], facts["lengths"]
+    if dtype.kind != "f" or not _are_counts(shape) or not all(map(_are_counts, all_lengths)):
+        raise ValueError(f"an array of {dtype} has a header that samestep does not write")
+    size = math.prod(shape)
+    if any(len(lengths) != dtype.itemsize + 1 for lengths in all_lengths) or len(all_lengths) != -(-size // AT_ONCE):
+        raise ValueError(f"{size} numbers of {dtype} have {len(all_lengths)} parts")
+    if not (near.shape == tuple(shape) if near is not None else is_held(size * dtype.itemsize, packed)):
+        raise ValueError(f"an array of shape {shape} is larger than what is there of it")
+    if position + sum(map(sum, all_lengths)) != len(packed):
+        raise ValueError("its parts have other lengths than its bytes")
+    array = np.empty(shape, dtype)
+    for (values, close), lengths in zip(_blocks(array, near), all_lengths, strict=True):
+        columns, full = np.zeros((len(values), dtype.itemsize), np.uint8), np.ones(len(values), bool)
         for number, length in enumerate(lengths):
             part, position = packed[position : position + length], position + length
             if length and number == 0:
@@ -71,6 +81,16 @@ def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
         integers = _unzigzag(columns.view(f"i{columns.shape[1]}").reshape(-1))
         _ordered_in(values)[:] = _swapped(integers + (0 if close is None else _ordered(close)))
     return array
+
+
+def is_held(size_bytes: int, packed: Bytes) -> bool:
+    """Whether an array of so many bytes that is close to no other may be packed into these. One that is all alike takes
+    nearly none, and is stored as it is: a file that claims more than it holds would fill the memory."""
+    return size_bytes <= MOST_TIMES * len(packed)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _header(packed: Bytes) -> tuple[dict[str, Any], int]:
@@ -141,5 +161,8 @@ def _expanded(packed: Bytes, length: int) -> Bytes:
 
 
 def _inflated(packed: Bytes, length: int) -> Bytes:
-    """Returns compressed bytes, of which there are `length`: no more, whatever the file says."""
-    return np.frombuffer(zlib.decompressobj().decompress(packed.tobytes(), length), np.uint8)
+    """Returns compressed bytes, of which there are `length`: no more are inflated, whatever the file says."""
+    inflated = np.frombuffer(zlib.decompressobj().decompress(packed.tobytes(), length), np.uint8)
+    if len(inflated) != length:
+        raise ValueError(f"{len(inflated)} bytes are there of {length}")
+    return inflated

@@ -26,7 +26,7 @@ PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
 PACKED = "packed "  # of the names of tensors that packed.py has made smaller
 # What a damaged file raises, in numpy, zipfile and json: a record may be anybody's.
 DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, BadZipFile, zlib.error, struct.error, ValueError, TypeError)
-DAMAGE += (AttributeError, LookupError, NotImplementedError, MemoryError)
+DAMAGE += (AttributeError, LookupError, NotImplementedError, MemoryError, ArithmeticError, RecursionError)
 NAME = re.compile(r"[\w. -]+")  # of a state, which is a part of a file's name
 
 
@@ -45,7 +45,7 @@ def write_packed(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]
 
     near: the name of another state of this rank, to which this one is close; '': none. It must stay where it is.
     """
-    from samestep.records.packed import pack
+    from samestep.records.packed import is_held, pack
 
     arrays: dict[str, NDArray[Any]] = {}
     with StateFile(folder, rank, near) if near else nullcontext[Mapping[str, Any]]({}) as close:
@@ -55,7 +55,11 @@ def write_packed(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]
                 continue
             neighbour = close.get(key)
             alike = neighbour is not None and neighbour.shape == array.shape
-            arrays[PACKED + key] = pack(array, neighbour if alike else None, near if alike else "")
+            packed = pack(array, neighbour if alike else None, near if alike else "")
+            if alike or is_held(array.nbytes, packed):
+                arrays[PACKED + key] = packed
+            else:
+                arrays[PREFIX + key] = array
     _write(_path(folder, rank, name), arrays)
 
 
@@ -99,6 +103,8 @@ class StateFile(Mapping[str, "NDArray[Any]"]):
             check_regular(self._path)
             self._file = np.load(self._path, allow_pickle=False)
             names = self._file.files
+            if sum(member.file_size for member in self._file.zip.infolist()) > self._path.stat().st_size:
+                raise ValueError("it claims more bytes than it has")
         members = ((PREFIX, member) if member.startswith(PREFIX) else (PACKED, member) for member in names)
         self._members = {member.removeprefix(prefix): member for prefix, member in members}
 
@@ -120,7 +126,8 @@ class StateFile(Mapping[str, "NDArray[Any]"]):
         if self._file.zip.getinfo(f"{member}.npy").compress_type != ZIP_STORED:
             raise ValueError(f"{member} is compressed, which samestep never writes")
         array = self._file[member]
-        if not hasattr(array, "dtype"):  # numpy returns the bytes of what is no array
+        # numpy returns the bytes of what is no array; of elements without bytes a file may claim any number.
+        if not hasattr(array, "dtype") or not array.dtype.itemsize:
             raise ValueError(f"{member} is no array")
         return array  # type: ignore[no-any-return]
 
