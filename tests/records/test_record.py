@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from full_disk import fill
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said
-from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
+from samestep.records.files import SCHEMA, _adapter, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import MeasureTask, Plan, ProveTask
 from samestep.records.record import (
@@ -180,3 +181,15 @@ def test_the_first_error_is_told(tmp_path: Path) -> None:
         write(tmp_path / f"error-rank{error.rank}.json", error)
     assert Record(tmp_path).error() == errors[0]
     assert Record(tmp_path / "empty").error() is None
+
+
+def test_a_record_of_many_wrong_values_is_refused_at_the_first(tmp_path: Path) -> None:
+    """pydantic would keep each: 4 GB for a file of 5 MB."""
+    curve = {"activity": "run", "curve": [1] * 100_000}
+    with pytest.raises(ValidationError) as raised:
+        _adapter(Progress).validate_python(curve)
+    assert raised.value.error_count() == 1
+    for value, says in ((curve, "curve.0"), ({str(number): 0 for number in range(3000)}, "3,000 of its values")):
+        with pytest.raises(UserError, match=says):
+            from_json(Progress, value)
+    assert from_json(Progress, {"curve": [{"step": 1.0, "loss": 0.5}]}).curve[0]["loss"] == 0.5

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from samestep.errors import UserError, printable
 from samestep.world.regular_files import NotRegular, move_file, open_new, open_regular, remove_file
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 7  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
 MOST_BYTES = 1 << 32  # of a record: a rank's grows by about 100 bytes a step
+MOST_ERRORS = 1000  # of a record, of which the first is said: pydantic's list of all would take gigabytes
 OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 
 T = TypeVar("T")
@@ -112,7 +114,12 @@ def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
         record: T = _adapter(kind).validate_python(plain)
         return record
     except ValidationError as error:
-        first = error.errors()[0]
+        count = error.error_count()
+        if count > MOST_ERRORS:
+            raise UserError(
+                f"{what} is not as samestep writes it: {count:,} of its values are of other kinds"
+            ) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         why = printable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)
         if first["type"] in OTHER_FIELDS:
             raise UserError(f"{what} was written by another version of samestep: {why}") from None
@@ -134,8 +141,23 @@ def prepare(*kinds: Any) -> None:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     if kind not in _adapters:
         kind.__pydantic_config__ = ConfigDict(extra="forbid")  # the dataclasses that its fields hold inherit this
-        _adapters[kind] = TypeAdapter(kind)
+        adapter = _adapters[kind] = TypeAdapter(kind)
+        _stop_at_first_error(adapter.core_schema)
+        adapter.validator = SchemaValidator(adapter.core_schema)
     return _adapters[kind]
+
+
+def _stop_at_first_error(schema: Any) -> None:
+    """Makes pydantic end at the first wrong value of a list: of a file's millions it would keep each, in 800 times the
+    file's memory."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple", "set", "frozenset"):
+            schema["fail_fast"] = True
+        schema = schema.values()
+    elif not isinstance(schema, list | tuple):
+        return
+    for inner in schema:
+        _stop_at_first_error(inner)
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}  # cached, because creating one takes milliseconds
