@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,52 @@ def test_nothing_that_the_repository_names_runs(project: Path) -> None:
     assert (placed(project) / "run.sh").exists()
     assert not ran.exists()
     assert contents(project / ".git") == before and not (project / ".git" / "worktrees").exists()
+
+
+# A transport of an object that is not here, as of a partial clone from elsewhere: its address, and the settings that
+# name a command for it. git-remote-own lies on the PATH.
+TRANSPORTS = {
+    "ext": ("ext::sh -c touch% {ran}", {}),
+    "own": ("own::x", {}),
+    "file": ("file://{here}", {"remote.o.uploadpack": "touch {ran}; git-upload-pack"}),
+    "ssh": ("ssh://host/x", {"core.sshCommand": "touch {ran};"}),
+    "git": ("git://host/x", {"core.gitProxy": "{bin}/git-remote-own"}),
+    "vcs": ("x", {"remote.o.vcs": "own"}),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_not_here_is_not_fetched(transport: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a git that does not know GIT_NO_LAZY_FETCH, as before 2.45; the repository allows every protocol."""
+    ran, bin = project.parent / "ran", project.parent / "bin"
+    bin.mkdir()
+    real = shutil.which("git")
+    for name, text in (("git", f'unset GIT_NO_LAZY_FETCH; exec {real} "$@"'), ("git-remote-own", f"touch {ran}")):
+        (bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin / name).chmod(0o755)
+    url, settings = TRANSPORTS[transport]
+    settings = {"remote.o.url": url, "remote.o.promisor": "true", "extensions.partialClone": "o"} | settings
+    settings |= {"core.repositoryFormatVersion": "1", "core.askPass": "touch {ran};"}
+    settings |= {f"protocol.{name}.allow": "always" for name in TRANSPORTS}
+    for name, value in settings.items():
+        git(project, "config", name, value.format(ran=ran, here=project, bin=bin))
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    copy = placed(project)
+    assert (copy / "train.py").read_text() == "old = 1\n"
+    id = git(project, "rev-parse", "main:train.py").strip()
+    (project / ".git" / "objects" / id[:2] / id[2:]).unlink()
+    with pytest.raises(UserError) as error:
+        find_revision("main").place(copy)
+    assert error.value.message.id == "object_is_not_here" and not ran.exists()
+
+
+def test_a_folder_that_looks_like_a_repository_is_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have come with the user's own repository, and has a configuration of its own."""
+    inner = project / "data" / "inner"
+    shutil.copytree(project / ".git", inner)
+    git(inner, "config", "core.worktree", str(inner))
+    monkeypatch.chdir(inner)
+    assert refused("main") == "no_git_repository"
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,15 @@ from samestep.errors import UserError
 from samestep.message import Message, message
 from samestep.world.regular_files import open_regular
 
-# What a repository's configuration could make git run is off: a monitor of files, hooks, a transport for what is not
-# here. Replaced objects are not followed.
+# What a repository's configuration could make git run is off: a monitor of files, hooks, helpers that know passwords, a
+# folder of its files that looks like a repository. Replaced objects are not followed.
 GIT: tuple[str, ...] = ("git", "--no-pager", "--no-replace-objects", "--no-optional-locks", "--literal-pathspecs")
-GIT += ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "protocol.allow=never")
-OFFLINE = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+GIT += ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "credential.helper=")
+GIT += ("-c", "safe.bareRepository=explicit")
+# What is not here is not fetched, by a command that the repository names as its transport: no protocol is allowed.
+# GIT_NO_LAZY_FETCH is unknown to git before 2.45, and protocol.allow=never loses to a repository's protocol.NAME.allow.
+OFFLINE = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_ASKPASS": "", "GIT_TERMINAL_PROMPT": "0"}
+OFFLINE |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LINK, FILES, SUBMODULE = "120000", ("100644", "100755"), "160000"  # modes of a tree
 POINTER = re.compile(
@@ -124,10 +128,7 @@ class Revision:
         with tempfile.TemporaryFile() as asked:
             asked.write("".join(f"{id}\n" for id in ids).encode())
             asked.seek(0)
-            command = [*GIT, "-C", str(self.top), "cat-file", "--batch"]
-            with subprocess.Popen(
-                command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
-            ) as process:
+            with _start_git(self.top, "cat-file", "--batch", stdin=asked) as process:
                 assert process.stdout
                 for id in ids:
                     yield self._next(process.stdout, id)
@@ -178,16 +179,22 @@ def _entries(listed: bytes, place: int) -> dict[str, Entry]:
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
     """Returns what git prints; None where it fails. Raises UserError where there is no git."""
-    command = [*GIT, "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=_environment(), timeout=PATIENCE_S
-        )
+        with _start_git(folder, *arguments) as process:
+            try:
+                printed, _ = process.communicate(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise UserError(message("git_does_not_answer", seconds=PATIENCE_S)) from None
     except FileNotFoundError:
         raise UserError(message("git_is_not_installed")) from None
-    except subprocess.TimeoutExpired:
-        raise UserError(message("git_does_not_answer", seconds=PATIENCE_S)) from None
-    return done.stdout if done.returncode == 0 else None
+    return printed if process.returncode == 0 else None
+
+
+def _start_git(folder: Path, *arguments: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Starts git in a folder, where nothing that the repository names can run. Every git is started here."""
+    command = [*GIT, "-C", str(folder), *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment())
 
 
 def _environment() -> dict[str, str]:
