@@ -33,6 +33,17 @@ HIDES = [
     "curl -H 'X-Auth: Bearer {}' https://host",
     "curl 'https://host/x?X-Amz-Signature={}&page=1'",
     "curl 'https://host/x?sv=1&sig={}'",
+    "train.py --api-keys {} --epochs 2",
+    "train.py --api_keys {} {} --epochs 2",
+    "train.py --api-keys={},{} --epochs 2",
+    "train.py --access-tokens '{}' --apikeys {}",
+    "train.py --hftoken {} --epochs 2",
+    "train.py --authtoken={} --comettoken {}",
+    "train.py --hfToken {} --wandbkey {}",
+    "env OPENAI_API_KEYS={},{} x",
+    "env NGROK_AUTHTOKEN={} x",
+    """train.py --config '{{"api_keys": ["{}", "{}"], "lr": 0.1}}'""",
+    "train.py --password a,{}",
 ]
 KEEPS = [
     "samestep run my_job.py:job --set tokenizer=gpt2 --set max_tokens=512 --nproc 2",
@@ -41,6 +52,13 @@ KEEPS = [
     "sh -c 'python train.py --lr 0.1; echo key'",
     "train.py --token --epochs 2",
     "python -c 'd = {1: 2}; print(d[1])'",
+    "train.py --tokenizer gpt2 --max-tokens 512 --num-keys 8 --key-dim 64 --author me --authors=a,b",
+    "train.py --pad-token '<pad>' --eos_token=x --sort-key name --label-key y --subtoken 3 --special-tokens a b",
+    "train.py --tokens-per-batch 4096 --keyword x --turkey 1 --hotkeys a --session-keys a b --token-path a.txt",
+    "python train.py --out runs/sk-learn-baseline-with-many-features-2024 --data data/ASIA-pacific-2020-images-large",
+    "python train.py r8_resnet50_baseline_of_march_2024 fw_bw_overlap_of_every_layer_2024 dapple-dataset-of-2024",
+    "python train.py --id ASIAN_LANGUAGES_CORPUS_2024 hf_models/meta/llama SG.png key-value-store-of-2024",
+    "python train.py hf_finetuned_model_of_llama_3 jina_embeddings_v2_base_en pypi-mirror-of-our-company sk_test_a",
 ]
 
 
@@ -60,9 +78,24 @@ def test_what_is_no_secret_stays(line: str) -> None:
     assert redacted(shlex.split(line)) == shlex.split(line)
 
 
-@pytest.mark.parametrize("begin", ["ghr_", "npm_", "hvs.", "AIza", "xoxe.", "eyJhbGci.eyJzdWIi."])
+BEGINS = "ghr_ npm_ hvs. AIza xoxe. eyJhbGci.eyJzdWIi. nvapi- sk_live_ rk_test_ r8_ gsk_ xai- pplx- sk- sk-ant-api03-"
+BEGINS += " sk-proj- glrt- lsv2_pt_ dop_v1_ GOCSPX- SG. whsec_ pcsk_ fw_ rpa_ pul- dapi hf_ api_org_"
+
+
+@pytest.mark.parametrize("begin", BEGINS.split())
 def test_tokens_of_services_and_of_the_web_are_hidden(begin: str) -> None:
     assert redacted(["x", f"--note={begin}{'a' * 34}"]) == ["x", "--note=***"]
+    assert redacted_text(f"got {begin}{'b3' * 17}, then") == "got ***, then"
+
+
+@pytest.mark.parametrize("begin", ["AKIA", "ASIA"])
+def test_a_key_of_amazon_is_hidden(begin: str) -> None:
+    assert redacted(["x", f"{begin}IOSFODNN7EXAMPLE"]) == ["x", "***"]
+
+
+def test_a_private_key_is_hidden() -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----"
+    assert redacted_text(f"key {key} end") == "key *** end" and redacted_text(key[:40]) == "***"
 
 
 def test_a_known_services_token_is_hidden_under_any_name() -> None:
