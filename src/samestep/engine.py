@@ -18,6 +18,7 @@ from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.world import World
+from samestep.world.foreign_code import as_exceptions
 
 State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
@@ -188,9 +189,10 @@ def load(name: str) -> Engine:
     if name in builtin_names():
         engine: Engine = importlib.import_module(f"samestep.engines.{name}").ENGINE
         return engine
-    loaded = next(point for point in _external_engines() if point.name == name).load()
-    declared = getattr(loaded, "ENGINE", loaded)
-    return declared if isinstance(declared, Engine) else engine_of_members(loaded)
+    with as_exceptions():
+        loaded = next(point for point in _external_engines() if point.name == name).load()
+        declared = getattr(loaded, "ENGINE", loaded)
+        return declared if isinstance(declared, Engine) else engine_of_members(loaded)
 
 
 # Before ENGINE, an engine was a module with these members: member -> field. Other packages have such modules.

@@ -38,6 +38,7 @@ MODULES = {
     "unknown_engine": SOURCE.replace("purpose=", "purposes="),
     "broken_engine": "import no_such_module\n",
     "leaving_engine": "raise SystemExit('no licence')\n",
+    "interrupting_engine": "def __getattr__(name): raise KeyboardInterrupt(name)\n",
     "empty_engine": "def train(job, world, run, *, size=1): ...\n",
 }
 POINTS = {name.partition("_")[0]: name for name in MODULES} | {"ddp": "broken_engine"}
@@ -93,6 +94,7 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     why = {name: row["reason"]["english"] for name, row in listed.items() if row["reason"]}
     assert "'no_such_module'" in why["broken"]
     assert "SystemExit: no licence" in why["leaving"]
+    assert "KeyboardInterrupt: ENGINE" in why["interrupting"]
     assert listed["older"]["available"]
     assert "PURPOSE" in why["empty"]
     assert "explains" in why["misspelt"] and " explain?" in why["misspelt"]

@@ -7,18 +7,20 @@ import math
 import pkgutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from samestep.errors import UserError, nearest_name
 from samestep.message import Message, message
 from samestep.world import RankVariables, places
+from samestep.world.foreign_code import as_exceptions, error_line
 
+T = TypeVar("T")
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
 FORK = "fork"  # for proofs only, never for a training
@@ -252,11 +254,41 @@ def one_task_on_each(name: str, machines: int) -> str:
 def _load_external(name: str) -> Launcher | str:
     """Loads another package's launcher. Returns why it cannot be used: a broken one must not break the rest."""
     try:
-        loaded = _external_launchers()[name].load()
-        launcher = getattr(loaded, "LAUNCHER", loaded)
-        return launcher if isinstance(launcher, Launcher) else launcher_of_members(loaded)
-    except (Exception, SystemExit) as error:
-        return f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        with as_exceptions():
+            loaded = _external_launchers()[name].load()
+            launcher = getattr(loaded, "LAUNCHER", loaded)
+            launcher = launcher if isinstance(launcher, Launcher) else launcher_of_members(loaded)
+    except Exception as error:
+        return f"{error}" if isinstance(error, UserError) else error_line(error)
+    environment, scheduler = launcher.environment, launcher.scheduler
+    return replace(
+        _naming(name, launcher),
+        environment=environment and _naming(name, environment),
+        scheduler=scheduler and _naming(name, scheduler),
+    )
+
+
+def _naming(name: str, held: T) -> T:
+    """Returns a part of another package's launcher, each of whose functions turns what it raises into an error that
+    names the launcher: every command asks all launchers whether it is inside of one."""
+
+    def named(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                with as_exceptions():
+                    return function(*arguments)
+            except UserError:
+                raise
+            except Exception as error:
+                why = error_line(error)
+                said = message("launcher_of_another_package_cannot_be_used", launcher=name, why=why)
+                raise UserError(said) from error
+
+        return call
+
+    values = {field.name: getattr(held, field.name) for field in fields(cast(Any, held))}
+    functions = {field: named(value) for field, value in values.items() if callable(value)}
+    return cast(T, replace(cast(Any, held), **functions))
 
 
 # Before LAUNCHER, a launcher was a module with these members: member -> field. Other packages have such modules.

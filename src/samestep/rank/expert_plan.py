@@ -21,10 +21,11 @@ from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.expert_exchange import Exchange, TwoPasses
-from samestep.rank.job_errors import error_line, raising
+from samestep.rank.job_errors import raising
 from samestep.rank.plan_trial import TakenTensors, is_close, tried, without_compiling
 from samestep.rank.step import default_generator, keep_state
 from samestep.rank.threaded_group import alike_on_ranks
+from samestep.world.foreign_code import error_line
 
 ROWS = 4  # of the batch on which experts are looked for
 SEED = 11

@@ -8,6 +8,7 @@ from typing import Any
 
 from samestep.errors import UserError
 from samestep.message import Message, message
+from samestep.world.foreign_code import as_exceptions, error_line
 from samestep.world.imports import is_users_code
 
 HINTS = {  # what an error of the job's functions says -> the message that says what to write
@@ -17,19 +18,14 @@ HINTS = {  # what an error of the job's functions says -> the message that says 
 }
 
 
-def error_line(error: BaseException) -> str:
-    """Returns an exception's type and its first line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
-
-
 def raising(what: str, do: Any, rows: int | None) -> Any:
     """Calls `do`. Turns its exception into a UserError with the line in the job's code that raised it."""
     try:
-        return do()
+        with as_exceptions():
+            return do()
     except UserError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
         place = f"{job_frames[-1].filename}, line {job_frames[-1].lineno}" if job_frames else None
         hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), None)

@@ -27,7 +27,7 @@ from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
-from samestep.rank.job_errors import error_line, raising
+from samestep.rank.job_errors import raising
 from samestep.rank.plan_trial import (
     draw_weights,
     fresh,
@@ -41,6 +41,7 @@ from samestep.rank.plan_trial import (
 )
 from samestep.rank.step import default_generator, keep_state
 from samestep.rank.threaded_group import alike_on_ranks
+from samestep.world.foreign_code import error_line
 
 ROWS = 3  # of the batch on which modules are tried
 CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large

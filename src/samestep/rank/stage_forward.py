@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from samestep.errors import Refused
 from samestep.message import message
 from samestep.rank.absent_modules import META, AbsentModules, Outputs
-from samestep.rank.job_errors import error_line
 from samestep.rank.shards import is_shard
+from samestep.world.foreign_code import error_line
 
 DEVICE_OF: Any = Tensor.device.__get__
 VALUES = (bool, int, float, str, type(None), torch.dtype, torch.Size)  # arguments that have no tensors in them

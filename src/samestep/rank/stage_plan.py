@@ -29,11 +29,12 @@ from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
 from samestep.rank.copied_modules import Unchanged, copied_module
-from samestep.rank.job_errors import error_line, raising
+from samestep.rank.job_errors import raising
 from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
 from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at, without
 from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
+from samestep.world.foreign_code import error_line
 
 STAGE = "stage"  # in Job.parallel: a stage begins with this module
 # schedule of torch.distributed.pipelining -> the stages of a rank: 'one', 'v' (the first and the last, the second and

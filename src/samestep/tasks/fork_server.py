@@ -30,6 +30,7 @@ from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Progress, RankRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.world.connections import fork_for_connections
+from samestep.world.foreign_code import as_exceptions
 from samestep.world.imports import without_collections
 from samestep.world.processes import die_with_parent
 from samestep.world.regular_files import end_of
@@ -89,7 +90,7 @@ def _preload(kind: str, preloads: Sequence[str] = ()) -> None:
         ):  # the reference uses no engine
             importlib.import_module(name)
         for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
-            with suppress(Exception):  # pytest will show it
+            with suppress(Exception), as_exceptions():  # pytest will show it
                 plugin.load()
         prepare(*RECORDS)
         # A collection in a worker, as libraries ask for, skips a million objects that are imported already.

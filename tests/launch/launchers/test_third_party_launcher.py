@@ -38,6 +38,15 @@ MORE_RANKS = 8
 """
 NO_SIGNALS = MEMBERS + "GETS_NO_SIGNALS = ONE_MACHINE = True\n"
 
+# It raises when it is asked whether it is available.
+ASKED = """
+from dataclasses import replace
+from samestep.launch.launchers import spawn
+
+def missing(machines, env): raise KeyboardInterrupt("when asked")
+LAUNCHER = replace(spawn.LAUNCHER, missing=missing)
+"""
+
 
 @pytest.mark.check
 def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +108,9 @@ def test_a_misspelt_member_is_an_error(wrong: str, meant: str) -> None:
 BROKEN = {
     "absent": ("import no_such_module", "ModuleNotFoundError"),
     "leaving": ("raise SystemExit('no licence')", "SystemExit: no licence"),
+    "interrupting": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "interrupted": ("def __getattr__(name): raise KeyboardInterrupt(name)", "KeyboardInterrupt: LAUNCHER"),
+    "asked": (ASKED, "KeyboardInterrupt: when asked"),
     "empty": ("STARTS = ('group',)", "has no VARIABLES"),
     "misspelt": (MEMBERS + "ONE_MACHIN = True", "ONE_MACHINE"),
     "unknown": (LOUD + "LAUNCHER = replace(LAUNCHER, one_machin=True)", "one_machin"),

@@ -18,11 +18,11 @@ from samestep.engine import Layout, Numerics
 from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
-from samestep.rank.job_errors import error_line
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
 from samestep.world import World
+from samestep.world.foreign_code import as_exceptions, error_line
 from samestep.world.mesh import Mesh
 
 Divides = Callable[[Job], Message | None]
@@ -45,7 +45,7 @@ def inspect_engines(
     for name in engines.names():
         try:
             engine = engines.load(name)
-        except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
+        except Exception as error:  # a broken engine of another package must not break the rest
             rows.append(_broken(name, _why_not_loaded(error)))
             continue
         try:
@@ -57,11 +57,12 @@ def inspect_engines(
                     texts[key] = text
                     used.add(option)
             chosen = values_of(engine.train, texts, message("the_engine", engine=name), "--set-engine") if texts else {}
-            row = _facts(name, engine, devices, nproc, known, chosen, mesh)
-            json.dumps(as_json(row))  # it must be JSON for the parent
+            with as_exceptions():
+                row = _facts(name, engine, devices, nproc, known, chosen, mesh)
+                json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
             raise  # about a value of --set-engine
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             row = _broken(name, message("engine_does_not_answer", error=error_line(error)))
         rows.append(row)
     rows += [_broken(name, message("engine_is_shadowed")) for name in engines.shadowed_names()]
@@ -115,7 +116,8 @@ def on_mesh(row: EngineFacts, mesh: Mesh) -> EngineFacts | None:
     """Returns the facts of an engine whose ranks are arranged in another mesh; None where its layout is not known."""
     world = World(size=mesh.size, devices=row.devices[:1], mesh=mesh)
     try:
-        layout = engines.load(row.name).layout(world, **row.settings)
+        with as_exceptions():
+            layout = engines.load(row.name).layout(world, **row.settings)
     except Exception:
         return None  # an engine of another package: it is not tried on this mesh
     return replace(row, processes=world.size, layout=layout, mesh=mesh)

@@ -25,7 +25,7 @@ from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.digests import state_digests
 from samestep.rank.evaluate import chunk_rows
-from samestep.rank.job_errors import error_line, raised_on_rows
+from samestep.rank.job_errors import raised_on_rows
 from samestep.rank.step import is_one_row_error, one_row_message
 from samestep.rank.weights import pretrained
 from samestep.records.inspection import EngineFacts, JobFacts, SecondSize
@@ -43,6 +43,7 @@ from samestep.tasks.inspect.engines import Divides
 from samestep.tasks.inspect.extremes import Extremes, find_extremes
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import proof_job, rows_of_proof
+from samestep.world.foreign_code import as_exceptions, error_line
 
 MOST_EXTREMES = 64  # rows that a plan names
 Result = TypeVar("Result")
@@ -305,9 +306,10 @@ def _real_path(folder: str, known: dict[str, str]) -> str:
 def _model(job: Job) -> nn.Module:
     """Builds the job's model. Raises UserError when that fails, or when it has uninitialised (lazy) parameters."""
     try:
-        model = job.model()
-    except (Exception, SystemExit) as error:
-        raise UserError(message("model_raised", error=f"{type(error).__name__}: {error}")) from error
+        with as_exceptions():
+            model = job.model()
+    except Exception as error:
+        raise UserError(message("model_raised", error=error_line(error))) from error
     if not isinstance(model, nn.Module):
         raise UserError(message("model_is_no_module", type=type(model).__name__))
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:

@@ -25,6 +25,7 @@ from samestep.job import Job
 from samestep.job.walk import uncompiled, without_wrappers
 from samestep.message import Message, message
 from samestep.world.connections import check_private
+from samestep.world.foreign_code import as_exceptions, error_line
 from samestep.world.imports import hiding_files
 
 
@@ -66,7 +67,7 @@ def _unpickled(target: str) -> Callable[..., Any]:
         sys.path += [folder for folder in path if folder not in sys.path]  # the function may need modules from there
         function = cloudpickle.loads(pickled)
     except Exception as error:
-        raise UserError(message("job_does_not_load_in_another_process", error=_summary(error))) from error
+        raise UserError(message("job_does_not_load_in_another_process", error=error_line(error))) from error
     return cast(Callable[..., Any], function)
 
 
@@ -105,35 +106,40 @@ def _import(source: str, function: str) -> ModuleType:
     """Imports a job's file or module. Raises UserError with the line that failed, and, before anything in it runs, for
     one that does not have `function`: it may be a training script."""
     try:
-        if not source.endswith(".py"):
-            sys.path.insert(0, str(Path.cwd()))
-            spec = importlib.util.find_spec(source)
-            if spec and spec.origin and spec.origin.endswith(".py") and source not in sys.modules:
-                _check_has(function, source, Path(spec.origin))
-            return importlib.import_module(source)
-        path = Path(source).resolve()
-        if not path.is_file():
-            raise UserError(message("job_file_is_a_folder" if path.is_dir() else "no_such_job_file", file=source))
-        _check_has(function, source, path)
-        sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # so that what it defines can be pickled for loader workers
-        spec.loader.exec_module(module)
-        return module
+        with as_exceptions():
+            return _imported(source, function)
     except UserError:
         raise
-    except BaseException as error:
+    except Exception as error:
         raise UserError(
             message(
                 "job_does_not_import",
                 job=source,
                 line=_line(error, source),
-                error=_summary(error),
+                error=error_line(error),
                 hint=_import_hint(error, source),
             )
         ) from error
+
+
+def _imported(source: str, function: str) -> ModuleType:
+    if not source.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        spec = importlib.util.find_spec(source)
+        if spec and spec.origin and spec.origin.endswith(".py") and source not in sys.modules:
+            _check_has(function, source, Path(spec.origin))
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise UserError(message("job_file_is_a_folder" if path.is_dir() else "no_such_job_file", file=source))
+    _check_has(function, source, path)
+    sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that what it defines can be pickled for loader workers
+    spec.loader.exec_module(module)
+    return module
 
 
 def _import_hint(error: BaseException, source: str) -> Message | None:
@@ -185,7 +191,7 @@ def values_of(
     try:
         hints = get_type_hints(innermost(function))
     except Exception as error:
-        raise UserError(message("annotations_cannot_be_read", what=what, error=_summary(error))) from error
+        raise UserError(message("annotations_cannot_be_read", what=what, error=error_line(error))) from error
     parameters = inspect.signature(function).parameters
     values: dict[str, Any] = {}
     for name, text in texts.items():
@@ -237,12 +243,13 @@ def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, s
     if absent:
         raise UserError(message("job_needs_a_setting", job=target, name=absent[0]))
     try:
-        job = function(**values)
+        with as_exceptions():
+            job = function(**values)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise UserError(
-            message("job_raised_while_it_was_built", job=target, line=_line(error, target), error=_summary(error))
+            message("job_raised_while_it_was_built", job=target, line=_line(error, target), error=error_line(error))
         ) from error
     if not isinstance(job, Job):
         raise UserError(message("job_returned_no_job", job=target, type=type(job).__name__))
@@ -264,11 +271,6 @@ def general_settings(
 
 
 GENERAL = tuple(inspect.signature(general_settings).parameters)
-
-
-def _summary(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _line(error: BaseException, target: str) -> int | None:
