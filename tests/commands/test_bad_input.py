@@ -62,6 +62,17 @@ CASES = {
     "no engine to run": (["run", "--engine", " "], "--engine ' ' names none"),
     "two engines to run": (["run", "--engine", "ddp,fsdp"], "--engine 'ddp,fsdp': a training has one engine; name one"),
     "two launchers": (["run", "--launcher", "all"], "--launcher 'all': one launcher starts the ranks; name one"),
+    "no word for engines": (
+        ["verify", "digits", "--engines", ""],
+        "--engines '' names none",
+    ),
+    "no word for a mesh": (["run", "digits", "--mesh="], "--mesh '' names none"),
+    "no word for a setting": (["run", "digits", "--set", ""], "--set '' names none"),
+    "a comma without a name": (
+        ["verify", "digits", "--engines", "ddp,,fsdp"],
+        "--engines 'ddp,,fsdp' has a comma",
+    ),
+    "a comma at the end": (["verify", "digits", "--engines", "ddp,"], "--engines 'ddp,' has a comma with no name"),
     "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; name one, or leave it out"),
     "a bucket of no number": (
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=nan"],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version as package_version
 from pathlib import Path
 
 import pytest
 
-from budget import deadline, wait_until
+from budget import budget, deadline, wait_until
 from command import DIGITS, JOBS, TESTS, samestep
 from samestep.records.files import SCHEMA
 
@@ -216,3 +218,15 @@ def test_run_saves_tied_weights(job: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     weights = load_file(tmp_path / "out" / "weights.safetensors")
     assert (weights["embedding.weight"] == weights["output.weight"]).all()
+
+
+def test_the_version_is_printed_without_torch_being_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "samestep", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=budget(20),
+        check=True,
+    )
+    assert done.stdout == f"samestep {package_version('samestep')} (torch {package_version('torch')})\n"
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)

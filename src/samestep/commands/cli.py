@@ -44,12 +44,36 @@ from samestep.world.regular_files import open_new
 
 app = typer.Typer(
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Write the training job once. Run it on every PyTorch distributed engine, prove that each takes the same "
     "step, and measure which is fastest here.",
 )
+
+
+@app.callback()
+def version(
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the versions of samestep and torch, and exit.")
+    ] = False,
+) -> None:
+    if not show:
+        return
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    from samestep.version import __version__
+
+    try:
+        torch = f" (torch {installed('torch')})"
+    except PackageNotFoundError:
+        torch = " (without torch)"
+    print(f"samestep {__version__}{torch}")
+    raise typer.Exit(0)
+
+
 USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, or that of the typer that has a click of its own
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Strict = Annotated[

@@ -7,6 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from samestep.message import message
+
 FLAGS = ["--help", "--help-all"]  # the first explains the common options, the second every one
 GROUPS = {
     "Training": "--init --evaluate-every --evaluate-steps --best --patience --on-nan --keep",
@@ -32,7 +34,16 @@ class GroupedHelp(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the words of the command line."""
         self._explains_every_option = FLAGS[1] in args
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            given, source = ctx.params.get(parameter.name), ctx.get_parameter_source(parameter.name)
+            # A default may be ''. Who reads a path says what is wrong with an empty one.
+            is_typed = parameter.param_type_name == "option" and source and source.name == "COMMANDLINE"
+            if is_typed and parameter.metavar != "PATH" and (given == "" or (isinstance(given, list) and "" in given)):
+                from samestep.report import language
+
+                ctx.fail(language.text(message("option_names_none", flag=parameter.opts[0], value="")))
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments, and the options group by group."""

@@ -276,13 +276,16 @@ def _shown(value: Any) -> str:
 
 
 def names(given: Names, flag: str) -> tuple[str, ...]:
-    """Parses 'a, b' into ('a', 'b'). Raises UserError for a text without a name."""
-    if not isinstance(given, str):
-        return tuple(given)
-    parsed = tuple(given.replace(",", " ").split())
-    if given and not parsed:
-        raise UserError(message("option_names_none", flag=flag, value=given))
-    return parsed
+    """Parses 'a, b' into ('a', 'b'). Raises UserError for a text without a name, and for a place without one."""
+    words = [word for part in given.split(",") for word in part.split() or [""]] if isinstance(given, str) else given
+    if not given:
+        return ()
+    if not all(word.strip() for word in words):
+        is_empty = not any(word.strip() for word in words)
+        raise UserError(
+            message("option_names_none" if is_empty else "option_has_an_empty_name", flag=flag, value=given)
+        )
+    return tuple(words)
 
 
 def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
