@@ -57,6 +57,31 @@ class Shuffled(IterableDataset[Any]):
         return transformed(X[index], self.of), Y[index]
 
 
+class GoesOn(Shuffled):
+    """A stream that goes on where it was left."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(self.at, self.rows):
+            self.at = index + 1
+            yield self._row(index)
+        self.at = 0
+
+
+class Stateful(GoesOn):
+    """The same with torchdata's protocol, by which it begins anew."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+STREAMS = {"stream": Shuffled, "goes on": GoesOn, "stateful": Stateful}
+
+
 def transformed(row: Tensor, of: str) -> Tensor:
     if "torch" in of and torch.rand(()) < 0.7:
         row = row + 0.1 * torch.randn_like(row)
@@ -80,7 +105,7 @@ def wobbly(sample: tuple[Tensor, Tensor], generator: torch.Generator) -> tuple[T
 
 def job(
     of: str = "torch numpy python",
-    kind: Literal["rows", "batched", "stream"] = "rows",
+    kind: Literal["rows", "batched", "stream", "goes on", "stateful"] = "rows",
     mixes: bool = False,
     augments: bool = False,
     workers: int = 0,
@@ -90,7 +115,9 @@ def job(
         return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
 
     data: Any = (
-        Stream(Shuffled(44, of), 44) if kind == "stream" else (Batched if kind == "batched" else Transformed)(0, 44, of)
+        Stream(STREAMS[kind](44, of), 44)
+        if kind in STREAMS
+        else (Batched if kind == "batched" else Transformed)(0, 44, of)
     )
     return Job(
         model=model,
@@ -103,5 +130,5 @@ def job(
         augment=wobbly if augments else None,
         global_batch=10,
         workers=workers,
-        shuffle=kind != "stream",
+        shuffle=kind not in STREAMS,
     )

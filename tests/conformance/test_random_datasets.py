@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "rows": {},
     "batched, workers": {"kind": "batched", "workers": "2"},
     "stream": {"kind": "stream"},
+    "stateful stream": {"kind": "stateful"},
     "augment": {"augments": "true", "of": "torch"},
 }
 ENGINES = [name for name in EXACT if name != "ddp"]
@@ -66,6 +67,11 @@ def test_without_the_keys_the_proof_says_differs(
     )
     with Ranks(1) as rank, pytest.raises(RanksFailed, match="sample_differs_when_read_again"):
         prove(rank, ranks(2), f"{file}:job", "ddp")
+
+
+def test_a_stream_that_goes_on_where_it_was_left_is_told_so(ranks: Callable[[int], Ranks]) -> None:
+    with Ranks(1) as rank, pytest.raises(RanksFailed, match="stream_differs_when_read_again"):
+        prove(rank, ranks(2), RANDOM, "ddp", {"kind": "goes on"})
 
 
 def _read(job: Job, size: int) -> dict[int, torch.Tensor]:

@@ -20,12 +20,8 @@ TESTS = Path(__file__).parents[1]
 JOBS = """
 import os, torch
 from dataclasses import replace
-from torch.utils.data import TensorDataset
-from command import samestep
-from samestep import Job, UserError
-from samestep.data.fingerprint import check_same_data
-from samestep.testing import ranks
-from samestep.world import World
+from torch.utils.data import IterableDataset, TensorDataset
+from samestep import Job, Stream
 from conformance import jobs_drawn
 from samestep import Weighted
 
@@ -40,6 +36,13 @@ class Opened(TensorDataset):
         self.opened = self.opened or os.getpid()
         assert self.opened == os.getpid(), "this process reads through what another has opened"
         return super().__getitem__(index)
+
+class Split(IterableDataset):
+    def __init__(self, rows, by_rank):
+        self.rows, self.by_rank = rows, by_rank
+    def __iter__(self):  # as webdataset's split_by_node
+        rank, size = (int(os.environ.get(name, alone)) for name, alone in (("RANK", 0), ("WORLD_SIZE", 1)))
+        return iter([*self.rows][rank::size] if self.by_rank else [*self.rows])
 
 def job(how: str = ""):
     drawn = jobs_drawn.job(rows=24)
@@ -57,6 +60,9 @@ def job(how: str = ""):
         return replace(drawn, evaluation=TensorDataset(*of_rank))
     if how == "weights":
         drawn = replace(drawn, order=Weighted([1.0 + rank * row for row in range(24)]))
+    if how in ("split", "whole"):
+        rows = TensorDataset(inputs, weights, targets)
+        return replace(drawn, train=Stream(Split(rows, how == "split"), length=24), shuffle=False)
     kind = {"random": Random, "opened": Opened}.get(how, TensorDataset)
     return replace(drawn, train=kind(inputs, weights, targets), workers=2 * (how == "opened"))
 """
@@ -83,6 +89,7 @@ def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str
     [
         ("order", "rank 1 reads other values than rank 0 for training sample"),
         ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
+        ("split", "rank 1 reads other values than rank 0 .*Here each rank reads the whole stream"),
         ("evaluation", "evaluation samples, and rank 0"),
         ("weights", "rank 1 has another order than rank 0: each process builds the job for itself"),
     ],
@@ -93,7 +100,7 @@ def test_other_data_on_a_rank_is_refused_on_all(how: str, sentence: str) -> None
 
 
 @ranks(2)
-@pytest.mark.parametrize("how", ["", "random"])
+@pytest.mark.parametrize("how", ["", "random", "whole"])
 def test_the_same_data_and_samples_that_are_random_say_nothing(how: str) -> None:
     check_same_data(built(how), World.from_env(os.environ))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from conformance import jobs_drawn
 from samestep.data.loader import batches, workers_of
@@ -61,6 +61,14 @@ def test_each_row_once_an_epoch_in_order_on_any_number_of_ranks(size: int, worke
         assert all(inputs == rows_of[index] for index, inputs in seen)
 
 
+class OneNode(Numbers):
+    """Refuses several ranks, as webdataset does by default."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("you need to add an explicit nodesplitter to your input pipeline for multi-node training")
+        yield 0
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -68,6 +76,8 @@ def test_each_row_once_an_epoch_in_order_on_any_number_of_ranks(size: int, worke
         (lambda: Stream(iter(range(9)), 9), "a range_iterator can be read once, and each epoch reads anew"),
         (lambda: Stream(Numbers(9), 12)[9], "the stream ended after 9 of its 12 rows; give its true length"),
         (lambda: Stream(Sized(9, says=8))[7], "the stream has more rows than its length of 8"),
+        (lambda: Stream(DataLoader(Numbers(9), 3), 3), "a DataLoader gives batches, and a Stream is read row by row"),
+        (lambda: Stream(OneNode(9), 9)[0], "each rank reads the whole stream .*nodesplitter=None"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(make: object, sentence: str) -> None:
@@ -136,6 +146,30 @@ def test_a_new_epoch_is_read_anew_and_told_once() -> None:
     turned.told.clear()
     assert len(list(batches(small, World(), schedule_of(small, 1), 6))) == 6
     assert turned.told == [0, 1]
+
+
+class Stateful(Turned):
+    """Goes on where it was left; its state holds its place and its epoch, as Hugging Face's does."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.count:
+            self.at += 1
+            yield 1000 * (self.told[-1] if self.told else 0) + self.at - 1
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self.at, "told": self.told}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+
+
+def test_a_stateful_dataset_begins_each_time_with_its_first_state() -> None:
+    stream = Stream(Stateful(9), 9)
+    assert [stream[4], stream[2], pickle.loads(pickle.dumps(stream))[3], stream[3]] == [4, 2, 3, 3]
+    stream.set_epoch(1)
+    assert [stream[8], stream[0]] == [1008, 1000]
 
 
 def test_one_worker_reads_a_stream() -> None:

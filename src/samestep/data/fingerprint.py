@@ -32,7 +32,7 @@ from samestep.data.arrays import Arrays
 from samestep.data.loader import fetch
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.errors import UserError
+from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.job.checks import nested
 from samestep.job.walk import leaves_of
@@ -218,14 +218,25 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> Mapping
     fingerprints = {name: fingerprint(of_dataset) for name, of_dataset in jobs.items()}
     if world.size > 1 and dist.is_initialized():
         for name, seen_data in fingerprints.items():
-            _compare_rows(name, seen_data, world)
+            _compare_rows(name, seen_data, world, of_stream=is_stream(jobs[name].train))
         if training:
             _compare_orders(job, world)
     return fingerprints
 
 
-def _compare_rows(name: str, own_data: Fingerprint, world: World) -> None:
-    """Compares a dataset between the ranks. name: of the dataset, for the error."""
+DATA_DIFFER = (
+    "each process builds the job for itself, and all must build the same; sort the files of a folder, seed or save "
+    "what is random or learnt (a split, a vocabulary), and take no part of the data by RANK: samestep divides the rows"
+)
+STREAM_DIFFERS = (
+    "its stream is another one, as of a dataset that splits or shuffles itself by rank (RANK, WORLD_SIZE or "
+    "torch.distributed). Here each rank reads the whole stream, in one order, and keeps its own rows: leave out "
+    "split_by_node, split_dataset_by_node or shards by rank (webdataset: nodesplitter=None)"
+)
+
+
+def _compare_rows(name: str, own_data: Fingerprint, world: World, *, of_stream: bool) -> None:
+    """Compares a dataset between the ranks. name: of the dataset, for the error. of_stream: whether it is one."""
     of_rank = gather_from_ranks((own_data.length, own_data.rows), world)
     for rank, (length, digests) in enumerate(of_rank):
         first_length, first = of_rank[0]
@@ -236,10 +247,7 @@ def _compare_rows(name: str, own_data: Fingerprint, world: World) -> None:
             if difference is None and not is_same_row(digest, first.get(index, digest)):
                 difference = f"reads other values than rank 0 for {name} sample {index}"
         if difference:
-            raise UserError(
-                f"rank {rank} {difference}: each process builds the job for itself, and all must build the same; sort "
-                "the files of a folder, and seed or save what is random or learnt (a split, a vocabulary)"
-            )
+            raise Refused(f"rank {rank} {difference}: {STREAM_DIFFERS if of_stream else DATA_DIFFER}")
 
 
 def _compare_orders(job: Job, world: World) -> None:

@@ -45,6 +45,10 @@ class StreamReader:
         return self.stream[index]  # which says that it is too short
 
     def _keyed(self) -> Iterator[tuple[int, Any]]:
+        for state in self.stream.first_state:
+            self.stream.dataset.load_state_dict(copy.deepcopy(state))
+            if hasattr(self.stream.dataset, "set_epoch") and self._epoch is not None:
+                self.stream.dataset.set_epoch(self._epoch)  # which the state may hold, too
         samples = iter(self.stream.dataset)
         for row in range(len(self)):
             self._key_row(row)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep import reference
+from samestep.data.stream import is_stream
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import Job
@@ -488,7 +489,9 @@ def _check_samples_repeat(job: Job, device: str) -> None:
     rows = list(range(min(2, len(job.train))))
     first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
     if first != second:
-        raise UserError(message("sample_differs_when_read_again"))
+        raise UserError(
+            message("stream_differs_when_read_again" if is_stream(job.train) else "sample_differs_when_read_again")
+        )
 
 
 def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
