@@ -74,6 +74,14 @@ class AsksForClosure(torch.optim.SGD):
         return loss
 
 
+class ScheduleFree(torch.optim.SGD):
+    """Trains other weights than it evaluates, as schedulefree's optimizers do."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
 class Rows:
     """Rows that are dicts, as those of Hugging Face's datasets."""
 
@@ -211,6 +219,10 @@ INSPECTED: dict[str, tuple[dict[str, Any], str]] = {
     "targets of dict rows": (
         {"train": Rows(), "forward": lambda model, batch: model(batch.data["input"])},
         "batch.data",
+    ),
+    "a schedule-free optimizer": (
+        {"optimizer": Recipe(ScheduleFree, {"lr": 0.1})},
+        "ScheduleFree has train() and eval()",
     ),
     "a closure that is not declared": ({"optimizer": Recipe(AsksForClosure, {"lr": 0.1})}, "def step(self, closure)"),
 }

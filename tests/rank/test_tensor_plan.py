@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from mutations.jobs import heads
+from said import refuses
 from samestep import Job, Recipe
-from samestep.errors import UserError
+from samestep.errors import Refused, UserError
 from samestep.rank.tensor_plan import division_of
 
 
@@ -436,6 +437,15 @@ def test_a_layer_that_is_called_often_is_split_where_it_is_asked_for() -> None:
 
 def test_a_job_that_refuses_few_rows_is_tried_on_those_of_a_batch() -> None:
     assert set(division_of(job(lambda: Reading(with_few_rows)), 2).plan) == {"first", "second", "third", "fourth"}
+
+
+def test_a_forward_that_computes_a_derivative_is_refused_for_that() -> None:
+    def slope(model: nn.Module, batch: Any) -> Tensor:
+        x = batch.inputs.clone().requires_grad_(True)
+        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+
+    with refuses("plan_is_tried_without_derivatives", Refused):
+        division_of(replace(job(sequence(nn.Tanh())), forward=slope), 2, "cpu")
 
 
 def test_what_the_job_raises_is_told_as_its_own() -> None:

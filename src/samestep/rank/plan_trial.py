@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.errors import UserError
+from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job, MicroBatch
 from samestep.job.walk import leaves_of, mapped_tensors
+from samestep.message import message
 from samestep.rank.job_errors import raised_on_rows, raising
 
 LOOKED_AT = 16  # rows, of which those that a plan is tried on are chosen
@@ -50,6 +51,17 @@ def first_rows(job: Job, count: int, device: str) -> Batch:
             pass
     first = _with_rows(first, first.indices[:count])
     return Batch(to_device(raising("reading", lambda: rows[first][1], count), device), first)
+
+
+def without_derivatives(call: Callable[..., Result], *arguments: Any) -> Result:
+    """Returns what `call` returns for the arguments. Raises Refused where it computes a derivative itself, as of a
+    gradient penalty: plans are tried without gradients."""
+    try:
+        return call(*arguments)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise Refused(message("plan_is_tried_without_derivatives")) from error
 
 
 def fresh(batch: Batch) -> Batch:

@@ -37,6 +37,7 @@ from samestep.rank.plan_trial import (
     tried,
     with_random_weights,
     without_compiling,
+    without_derivatives,
     without_fast_path,
 )
 from samestep.rank.step import default_generator, keep_state
@@ -343,7 +344,7 @@ class Trial:
         for noted in (self.attentions, self._calls, self._open):
             noted.clear()
         rows = self._batch.micro_batch.rows
-        return raising("forward", self._forward, rows)  # type: ignore[no-any-return]
+        return raising("forward", lambda: without_derivatives(self._forward), rows)  # type: ignore[no-any-return]
 
     def _forward(self) -> Tensor | None:
         try:

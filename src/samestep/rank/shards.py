@@ -7,14 +7,19 @@ torch's own, and most trainings shard nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from traceback import walk_tb
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from samestep.message import message
+from samestep.job import Job
+from samestep.message import Message, message
+from samestep.rank.job_errors import error_line
 from samestep.rank.row_order import in_order_of_model
+from samestep.world.imports import is_users_code
 
 BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
 BLOCKS_BYTES = 4 << 20  # of all ranks' blocks, which each rank holds: 64 threads hold 64 times as much
@@ -29,6 +34,27 @@ StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain val
 def is_shard(tensor: Any) -> bool:
     """Returns whether a tensor is sharded: a DTensor."""
     return hasattr(tensor, "_local_tensor")
+
+
+def explain_optimizer_on_shards(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about a method of the job's optimizer that raised where it was given shards; None for other
+    errors."""
+    if job.optimizer.needs_closure:  # within its step the model computes, too
+        return None
+    for frame, line in walk_tb(error.__traceback__):
+        optimizer, code = frame.f_locals.get("self"), frame.f_code
+        # Not a method that it has inherited from torch: that only calls the one that is meant.
+        if isinstance(optimizer, Optimizer) and vars(type(optimizer)).get(code.co_name) is not None:
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if any(map(is_shard, held)):
+                return message(
+                    "optimizer_raised_on_shards",
+                    optimizer=type(optimizer).__name__,
+                    method=code.co_name,
+                    error=error_line(error),
+                    at=f"{code.co_filename}, line {line}" if is_users_code(code.co_filename) else None,
+                )
+    return None
 
 
 def divide_along(parameter: nn.Parameter, axis: str, *, copied: bool = False) -> None:

@@ -438,6 +438,15 @@ def explain_dtypes(error: BaseException, job: Job) -> Message | None:
     return message("fsdp_shards_one_dtype_together", dtypes=sorted(dtypes))
 
 
+def explain_strides(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about a parameter in another memory format, of which an engine takes no parts or bytes; None
+    for other errors."""
+    if not re.search("contiguous|stride", str(error)):
+        return None
+    name = next((name for name, parameter in job.model().named_parameters() if not parameter.is_contiguous()), None)
+    return message("parameter_is_not_contiguous", parameter=name) if name else None
+
+
 def is_unused_error(error: BaseException) -> bool:
     """Returns whether DistributedDataParallel raised `error` because parameters had no gradient."""
     return "finished reduction in the prior iteration" in str(error)

@@ -35,6 +35,7 @@ from samestep.rank.plan_trial import (
     tried,
     with_random_weights,
     without_compiling,
+    without_derivatives,
 )
 from samestep.rank.row_order import order_of_ranks
 from samestep.rank.step import keep_state
@@ -299,7 +300,7 @@ class Trial:
             with torch.random.fork_rng(), torch.no_grad(), without_compiling():
                 torch.manual_seed(SEED)
                 batch = fresh(self._batch)
-                output = raising("forward", lambda: self._job.forward(self.model, batch), rows)
+                output = raising("forward", lambda: without_derivatives(self._job.forward, self.model, batch), rows)
                 return output, raising("criterion", lambda: self._job.criterion(output, batch), rows)
         finally:
             self._restore()

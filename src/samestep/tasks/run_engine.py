@@ -11,10 +11,12 @@ import torch
 
 from samestep.data.loader import Rows, to_device
 from samestep.engine import Engine
-from samestep.errors import Refused, UserError
+from samestep.errors import Refused, SamestepError, UserError
 from samestep.job import Batch, Job, MicroBatch
 from samestep.message import AS_SAID, Message, as_said, message
 from samestep.rank.hardware import is_out_of_memory
+from samestep.rank.shards import explain_optimizer_on_shards
+from samestep.rank.step import explain_strides
 from samestep.rank.weights import StateDict
 from samestep.training import Run
 from samestep.world import World
@@ -35,18 +37,22 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
     run.fragments_of = engine.fragments
     try:
         return engine.train(with_sync_batchnorm(job, world), world, run, **settings)
-    except (RuntimeError, AssertionError) as error:
+    except Refused as error:
+        error.message = _said(error.message)
+        raise
+    except SamestepError:
+        raise
+    except Exception as error:
         if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
             run.release()
             raise (out_of_memory(job, run.micro_batch, world) if run.micro_batch else no_model(job, world)) from None
-        explanation = engine.checks.explain(error, job)
+        explanation: str | Message | None = explain_optimizer_on_shards(error, job) or explain_strides(error, job)
+        if explanation is None and isinstance(error, RuntimeError | AssertionError):
+            explanation = engine.checks.explain(error, job)
         if explanation is None:
             raise
         raise Refused(_said(explanation)) from error
-    except Refused as error:
-        error.message = _said(error.message)
-        raise
 
 
 def _said(why: str | Message) -> Message:

@@ -193,7 +193,11 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 
 def _check_optimizer(job: Job, model: nn.Module) -> None:
-    """Raises UserError for an optimizer that cannot be built, and for a scheduler that needs a metric."""
+    """Raises UserError for an optimizer that cannot be built, or has other weights for evaluation, and for a scheduler
+    that needs a metric."""
+    for recipe in (turn.optimizer for turn in job.of_phases()):
+        if hasattr(recipe.cls, "train") and hasattr(recipe.cls, "eval"):
+            raise UserError(message("optimizer_has_modes", optimizer=recipe.cls.__name__))
     optimizer = raising("optimizer", lambda: job.optimizer.build(model), None)
     if inspect.unwrap(type(optimizer).step) is torch.optim.Optimizer.step:  # torch wraps that of each class
         raise UserError(message("optimizer_has_no_step", optimizer=type(optimizer).__name__))
