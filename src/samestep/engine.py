@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from samestep.errors import UserError, nearest_name
+from samestep.errors import UserError, nearest_engine
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.world import World
@@ -179,7 +179,7 @@ def builtin_names() -> set[str]:
 def check(name: str) -> None:
     """Raises UserError with the nearest known name when there is no such engine."""
     if name not in names():
-        raise UserError(message("no_such_engine", engine=name, hint=nearest_name(name, names())))
+        raise UserError(message("no_such_engine", engine=name, hint=nearest_engine(name, names())))
 
 
 def load(name: str) -> Engine:

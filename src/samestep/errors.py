@@ -89,6 +89,26 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
+# What users of other libraries call what an engine here does.
+ENGINES_OF_OTHERS = {
+    "apex": "amp",
+    "bagua": "ddp",
+    "byteps": "ddp",
+    "fsdp2": "fsdp",
+    "horovod_torch": "horovod",
+    "huggingface": "hf",
+    "megatron": "tensor",
+    "trainer": "hf",
+    "transformers": "hf",
+}
+
+
+def nearest_engine(word: str, known: list[str]) -> Message:
+    """Returns a hint for an unknown engine: the one that does what a library of this name does, or the nearest."""
+    engine = ENGINES_OF_OTHERS.get(word.lower())
+    return message("engine_of_another_name", engine=engine) if engine in known else nearest_name(word, known)
+
+
 def nearest_name(word: str, known: list[str]) -> Message:
     """Returns a hint for an unknown name: the closest known name, or all of them."""
     from difflib import get_close_matches

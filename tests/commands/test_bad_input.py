@@ -51,6 +51,10 @@ CASES = {
         ["run", f"{JOBS}:becomes_nan", "--engine", "single", "--nproc", "1"],
         "the loss is not finite at step 37 on rank 0: nan",
     ),
+    "an engine of another library": (
+        ["verify", "--engines", "apex"],
+        "there is no engine 'apex'; here 'amp' does that",
+    ),
     "no such engine setting": (
         ["verify", "--engine", "ddp", "--set-engine", "compres=fp16"],
         "--set-engine compres: none of the engines asked for has this setting; did you mean 'ddp.compress'?",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from samestep import engine, launch
 from samestep.commands.inspected_setup import InspectedSetup
 from samestep.commands.launch_ahead import LaunchAhead
-from samestep.errors import UserError, nearest_name, say
+from samestep.errors import UserError, nearest_engine, say
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
 from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout
@@ -68,7 +68,7 @@ def rows_of(inspected: InspectedSetup, *, forks: bool = False) -> list[Row]:
     known = {facts.name: facts for facts in inspected.inspection.engines}
     for name in setup.engines:
         if name not in known:
-            raise UserError(message("no_such_engine", engine=name, hint=nearest_name(name, list(known))))
+            raise UserError(message("no_such_engine", engine=name, hint=nearest_engine(name, list(known))))
         if setup.as_threads and (why := known[name].no_threads):
             raise UserError(message("engine_has_no_threads", engine=name, why=why))
     chosen = setup.engines or tuple(known)
