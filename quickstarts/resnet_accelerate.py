@@ -124,9 +124,13 @@ def main():
     )
     bare = accelerator.unwrap_model(model)
 
+    training = {"epochs": args.epochs, "batch_size": args.batch_size, "images": len(train_set)}
+    training["classes"] = train_set.classes
     first_epoch = 0
     if os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        if saved["training"] != training and not args.evaluate:  # its schedule would be another, or end
+            raise SystemExit(f"{args.checkpoint} is of another training, {saved['training']}: use another --checkpoint")
         bare.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])  # its momentum: without it the next step is another one
         scheduler.load_state_dict(saved["scheduler"])
@@ -135,6 +139,8 @@ def main():
         loss, accuracy = evaluate(accelerator, bare, val_loader)
         accelerator.print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
         first_epoch = args.epochs
+    elif first_epoch == args.epochs:
+        print(f"{args.checkpoint} has all {args.epochs} epochs: nothing is left to train")
 
     for epoch in range(first_epoch, args.epochs):
         loader.set_epoch(epoch)  # else a resumed training begins with the order of the first epoch again
@@ -149,7 +155,7 @@ def main():
         accelerator.print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}")
         if accelerator.is_main_process:
             state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-            torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
+            torch.save({**state, "scheduler": scheduler.state_dict(), "training": training}, f"{args.checkpoint}.new")
             os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
     model, optimizer = accelerator.free_memory(model, optimizer)  # first: DDP may wait for its group for ever
     accelerator.end_training()

@@ -119,9 +119,13 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
 
+    training = {"epochs": args.epochs, "batch_size": args.batch_size, "images": len(train_set)}
+    training["classes"] = train_set.classes
     first_epoch = 0
     if os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        if saved["training"] != training and not args.evaluate:  # its schedule would be another, or end
+            raise SystemExit(f"{args.checkpoint} is of another training, {saved['training']}: use another --checkpoint")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])  # its momentum: without it the next step is another one
         scheduler.load_state_dict(saved["scheduler"])
@@ -130,6 +134,8 @@ def main():
         loss, accuracy = evaluate(model, val_set, args.batch_size, device)
         print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
         first_epoch = args.epochs
+    elif first_epoch == args.epochs:
+        print(f"{args.checkpoint} has all {args.epochs} epochs: nothing is left to train")
 
     for epoch in range(first_epoch, args.epochs):
         order.manual_seed(epoch)  # so that a resumed training reads the order that it would have read
@@ -145,7 +151,7 @@ def main():
         print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
         # model, not parallel: its names would begin with "module."
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
+        torch.save({**state, "scheduler": scheduler.state_dict(), "training": training}, f"{args.checkpoint}.new")
         os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
 
 

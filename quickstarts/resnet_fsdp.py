@@ -140,10 +140,14 @@ def train(args):
     # Steps of all processes together, so not divided by their number. The rate belongs to the batch size.
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
 
+    training = {"epochs": args.epochs, "batch_size": args.batch_size, "images": len(train_set)}
+    training["classes"] = train_set.classes
     first_epoch = 0
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # one file, for any number of processes
     if os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        if saved["training"] != training and not args.evaluate:  # its schedule would be another, or end
+            raise SystemExit(f"{args.checkpoint} is of another training, {saved['training']}: use another --checkpoint")
         states = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
         set_state_dict(model, optimizer, **states, options=whole)
         scheduler.load_state_dict(saved["scheduler"])
@@ -153,6 +157,8 @@ def train(args):
         if rank == 0:
             print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
         first_epoch = args.epochs
+    elif first_epoch == args.epochs and rank == 0:
+        print(f"{args.checkpoint} has all {args.epochs} epochs: nothing is left to train")
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
@@ -168,7 +174,7 @@ def train(args):
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=whole)))
         if rank == 0:
             print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
-            state |= {"scheduler": scheduler.state_dict(), "epoch": epoch}
+            state |= {"scheduler": scheduler.state_dict(), "epoch": epoch, "training": training}
             torch.save(state, f"{args.checkpoint}.new")
             os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
 
