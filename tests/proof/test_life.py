@@ -149,12 +149,17 @@ def test_what_a_fault_would_change_is_read(name: str, healthy: tuple[Expectation
 def test_a_file_of_the_trained_part_alone_predicts_with_what_the_job_builds(
     ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
+    """And a buffer that is not persistent, which is in checkpoints alone, is compared on each rank."""
     job = f"{Path(jobs_job.__file__)}:averaged"
     expectation, record = lived(ranks(2), reference_rank, job, {"save": "trainable"})
     life = expectation.of("life").life
     assert life and life.options.predictions
     verdict = judge(expectation, record)
     assert (verdict.verdict, verdict.first_divergence) == ("same", None)
+    for rank in (0, 1):
+        lost = _file(f".buffers{rank}", "mean", lambda mean: 0 * mean)
+        first = judge(expectation, lost(record)).first_divergence
+        assert first and (first.quantity, first.tensor, first.rank) == ("buffer", "mean", rank)
 
 
 def test_a_best_evaluation_that_rounding_decides_is_not_compared(healthy: tuple[Expectation, Record]) -> None:

@@ -202,20 +202,22 @@ class LifeComparison:
         broadcast. Where one process has several replicas, those of the first."""
         expectation, record = self.comparison.expectation, self.comparison.record
         replicas = expectation.facts.layout.replicas
-        of_replicas = [{}, *(expectation.arrays(LIFE, f".buffers{number}") for number in range(1, replicas))]
+        of_replicas = [expectation.arrays(LIFE, f".buffers{number}") for number in range(replicas)]
+        # A state dict has no buffers that are not persistent; a checkpoint does.
+        first = {**want, **of_replicas[0]}
         traced = expectation.trace("sgd", 0, self.comparison.processes, self.comparison.mesh).of_replicas
         steps = [{part.step for part in micro_batches if part.indices} for micro_batches in traced]
         for rank in range(replicas if replicas <= self.comparison.processes else 1):
             if steps[rank] != set().union(*steps):
                 continue
             got = record.arrays(f"{LIFE}.buffers{rank}")
-            expected = {name: of_replicas[rank].get(name, want.get(name)) for name in got}
+            expected = {name: of_replicas[rank].get(name, first.get(name)) for name in got}
             known = {name: value for name, value in expected.items() if value is not None}
             for name, value, found in self.comparison.outside(LIFE, known, got, self._distances(f".buffers{rank}")):
                 others = [
                     number
                     for number, buffers in enumerate(of_replicas)
-                    if number != rank and _alike(buffers.get(name, want.get(name)), found)
+                    if number != rank and _alike(buffers.get(name, first.get(name)), found)
                 ]
                 cause = message("buffers_synchronised_in_another_way")
                 if others:

@@ -82,6 +82,10 @@ def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord
         rates=alike.rates,
         later={epoch: [] for epoch in alike.later},
         end_digests=alike.end_digests,
+        curve=alike.curve,
+        best_at=alike.best_at,
+        restart=alike.restart,
+        autocast=alike.autocast,
     )
 
 

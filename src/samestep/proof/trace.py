@@ -179,9 +179,9 @@ class Expectation:
     def arrays(self, training: str, what: str = "") -> State:
         """Returns the final state of a training, or tensors of it.
 
-        what: '.buffersR': those buffers of replica R that are not replica 0's. Of the first gradient, as samples:
-        '.own': replica 0's; '.before_last', '.own_before_last': without the last micro-batch, empty where there is but
-        one. See sample_like.
+        what: '.buffers0': those buffers of replica 0 that are not persistent; '.buffersR': those buffers of replica R
+        that are not replica 0's. Of the first gradient, as samples: '.own': replica 0's; '.before_last',
+        '.own_before_last': without the last micro-batch, empty where there is but one. See sample_like.
         """
         return self.record.arrays(f"{self.facts.files}.{training}{what}")
 

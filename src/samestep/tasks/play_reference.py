@@ -281,7 +281,8 @@ class ReferencePlayer:
         if name == "gradient" and training.dtype != OWN_DTYPE and not planned.subset:
             check_repeats(base, self._play(training, planned), self.world.device)
         facts, start = self._facts(small, training.dtype)
-        plain = replace(training_record(base, small, training, facts), moved=moved_from(start, base.state))
+        moved = moved_from(start, {**base.buffers[0], **base.state})
+        plain = replace(training_record(base, small, training, facts), moved=moved)
         if plain.life:
             plain = replace(plain, life=self._with_own_losses(plain.life, training, planned))
         if planned.compared:
@@ -295,7 +296,7 @@ class ReferencePlayer:
                     Written(self.folder, self.world.rank, key + kind) for kind in (".saved", ".raw")
                 )
         del start
-        furthest = max((moved.distance for moved in plain.moved.values()), default=0.0)
+        furthest = max((plain.moved[name].distance for name in base.state if name in plain.moved), default=0.0)
         with self._slower_where_it_explodes(training):
             return [plain, *self._with_noise(training, planned, base, small, facts, furthest)]
 
@@ -314,9 +315,10 @@ class ReferencePlayer:
     def _facts(self, job: Job, dtype: str) -> tuple[ModelFacts, State]:
         """Describes the untrained model, and returns its tensors. Writes samples of them once."""
         model = job.model()
-        start = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        start = {**dict(model.named_buffers()), **state}
         if dtype not in self.facts:
-            write_start(self.folder, self.world.rank, self._own_dtype if dtype == OWN_DTYPE else dtype, start)
+            write_start(self.folder, self.world.rank, self._own_dtype if dtype == OWN_DTYPE else dtype, state)
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.facts[dtype] = ModelFacts(state_digests(model), names)
         return self.facts[dtype], start

@@ -52,6 +52,7 @@ def write_training(folder: Path, rank: int, key: str, result: reference.Training
         tensors |= {kind: state for kind, state in result.life.tensors().items() if "buffers" not in kind}
         tensors |= {f".evaluated{number}": sample for number, sample in enumerate(result.life.samples)}
     first, *later_buffers = result.buffers
+    tensors[".buffers0"] = {name: buffer for name, buffer in first.items() if name not in result.state}
     for replica, buffers in enumerate(later_buffers, 1):
         different = {name: buffer for name, buffer in buffers.items() if not _equal(buffer, first[name])}
         tensors[f".buffers{replica}"] = different
