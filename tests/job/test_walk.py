@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.job.walk import leaves_of, mapped, mapped_tensors
+from samestep.job.walk import leaves_of, mapped, mapped_tensors, outline, text_of
 
 Named = namedtuple("Named", "x y")
 
@@ -80,3 +80,20 @@ def test_trees_of_one_form_are_walked_together() -> None:
     assert pair == UserDict(x=11, y=[22])
     with pytest.raises(ValueError, match="shorter"):
         mapped(lambda a, b: a, [1, 2], [1])
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, Fields, lambda items: Columns(**dict(items))])
+def test_the_order_of_keys_does_not_matter(kind: Any) -> None:
+    """It may be that of a set, which is another one in each process."""
+    trees = [{"outer": kind(items)} for items in ([("b", 1), ("a", {2, 3})], [("a", {2, 3}), ("b", 1)])]
+    assert [leaves_of(tree) for tree in trees] == [[{2, 3}, 1]] * 2
+    assert len({*map(outline, trees)}) == 1
+    assert mapped(lambda first, second: first == second, *trees)["outer"]["b"] is True
+    assert [*kind([("b", 1), ("a", 2)]).keys()] == [*mapped(id, kind([("b", 1), ("a", 2)])).keys()]  # the user's own
+    assert outline(trees[0]) != outline({"outer": kind([("c", 1), ("a", {2, 3})])})
+
+
+def test_a_text_is_the_same_in_every_process() -> None:
+    texts = {text_of(frozenset(words)) for words in ("abcdefgh", "hgfedcba")}
+    assert texts == {"frozenset[\"'a'\", \"'b'\", \"'c'\", \"'d'\", \"'e'\", \"'f'\", \"'g'\", \"'h'\"]"}
+    assert text_of(object()) == text_of(object()) != text_of(1)

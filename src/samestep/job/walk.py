@@ -2,11 +2,16 @@
 
 Nested are tuples, lists, dicts, what is registered with torch's pytree, and what that takes for one leaf: other
 mappings, such as Hugging Face's BatchEncoding, dataclasses, and subclasses of tuple, list and dict.
+
+Ranks walk the same data in the same order. A mapping's keys may come in another one in each process, where they were in
+a set: its items are walked in the order of their keys' texts.
 """
 
 from __future__ import annotations
 
 import copy
+import re
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
@@ -15,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+DICTS = (dict, OrderedDict, defaultdict)  # whose items torch's pytree takes as they come
+
 
 def flattened(data: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
     """Returns the leaves of nested data, and a function that makes data of the same types from as many others."""
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
-    nodes, tree = tree_flatten(data)
+    nodes, tree = tree_flatten(data, is_leaf=lambda node: type(node) in DICTS)
     inner = [_flattened_node(node) for node in nodes]
 
     def rebuilt(leaves: Iterable[Any]) -> Any:
@@ -33,6 +40,21 @@ def flattened(data: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
 def leaves_of(data: Any) -> list[Any]:
     """Returns the leaves of nested data: tensors, numbers, texts, and objects that are no containers."""
     return flattened(data)[0]
+
+
+def outline(data: Any) -> str:
+    """Returns the types and keys of nested data, without its leaves: the same text for the same form on every rank."""
+    items = items_of(data)
+    if items is None:
+        return "*"
+    return f"{type(data).__name__}({', '.join(f'{key!r}: {outline(item)}' for key, item in items.items())})"
+
+
+def text_of(leaf: Any) -> str:
+    """Returns the text of a value that is no tensor, the same in every process: sets in order, and no addresses."""
+    if isinstance(leaf, set | frozenset):
+        return f"{type(leaf).__name__}{sorted(map(text_of, leaf))}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(leaf))
 
 
 def mapped(change: Callable[..., Any], data: Any, *more: Any) -> Any:
@@ -67,9 +89,10 @@ def without_graph(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def items_of(value: Any) -> dict[Any, Any] | None:
-    """Returns what a container holds, by its keys, fields or places; None of a value that is no container."""
+    """Returns what a container holds, by its keys in the order of their texts, or by its fields or places; None of a
+    value that is no container."""
     if _is_mapping(value):
-        return {key: value[key] for key in value.keys()}  # noqa: SIM118 - not all iterate over their keys
+        return {key: value[key] for key in sorted(value.keys(), key=text_of)}  # not all iterate over their keys
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return dict(enumerate(value)) if isinstance(value, list | tuple) else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.job.walk import leaves_of
+from samestep.job.walk import leaves_of, text_of
 from samestep.rank.shards import block_of, divided_along, full_state_dict, is_shard, place_of
 from samestep.world import World
 
@@ -30,7 +30,7 @@ def digest_rows(data: Any, rows: int) -> list[str]:
         if tensor is not None and tensor.dim() and len(tensor) == rows:
             pieces = [_bytes(row) for row in tensor]
         else:
-            pieces = [repr(leaf).encode() if tensor is None else _bytes(tensor)] * rows
+            pieces = [text_of(leaf).encode() if tensor is None else _bytes(tensor)] * rows
         for piece, state in zip(pieces, hashes):
             state.update(piece)
     return [state.hexdigest() for state in hashes]

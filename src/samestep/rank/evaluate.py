@@ -163,7 +163,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     chunks, chunk_numbers = chunks_of_rank(job, world)
     indices = [index for number in chunk_numbers for index in chunks[number]]
     whole_metrics = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
-    by_row = [name for name in job.metrics if name not in whole_metrics]
+    by_row = sorted(name for name in job.metrics if name not in whole_metrics)  # as on the other ranks
     table = torch.zeros(len(chunks), 4 + len(by_row), dtype=torch.float64, device=world.device)
     outputs: list[Any] = []
     states: list[StateDict] = []

@@ -18,7 +18,7 @@ from samestep.data.schedule import Schedule, key
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job, MicroBatch, Phase, output_and_state
 from samestep.job.phases import parameters_of
-from samestep.job.walk import flattened, leaves_of, mapped_tensors
+from samestep.job.walk import flattened, leaves_of, mapped_tensors, outline
 from samestep.message import Message, message
 from samestep.rank.digests import bytes_of
 from samestep.rank.weights import StateDict
@@ -329,7 +329,7 @@ def gather_rows(output: Any, batch: Batch, all_rows: MicroBatch, world: World) -
     rank_tensors = RankTensors(
         rows=micro_batch.rows,
         weight=micro_batch.weight,
-        structure=f"{rebuilt(range(len(leaves)))} {[None if t is None else t.dtype for t in tensors]}",
+        structure=f"{outline((output, batch.data))} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
         by_row=[t is not None and t.dim() > 0 and len(t) == len(micro_batch.indices) for t in tensors],
     )

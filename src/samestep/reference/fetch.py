@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep.job import Batch, Job, MicroBatch
-from samestep.job.walk import items_of, leaves_of, mapped_tensors, with_items
+from samestep.job.walk import items_of, leaves_of, mapped_tensors, text_of, with_items
 from samestep.reference.schedule import RepeatedRow, seeded, weight
 from samestep.reference.streams import with_reader
 
@@ -181,7 +181,7 @@ def digests(data: Any, rows: int) -> list[str]:
                 # One element may have a stride of 0.
                 state.update(flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().tobytes())
             else:
-                state.update(repr(leaf).encode())
+                state.update(text_of(leaf).encode())
         out.append(state.hexdigest())
     return out
 
