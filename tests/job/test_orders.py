@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from conformance.jobs_job import ordered
 from samestep import ByLength, Job, Lanes, UserError, Weighted
-from samestep.data.schedule import schedule_of
+from samestep.data.schedule import check_epochs, schedule_of
 
 
 def test_rows_are_drawn_by_their_weights() -> None:
@@ -76,3 +77,14 @@ def test_a_function_that_gives_other_rows_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=says):
             schedule_of(replace(ordered(), order=order), 1).step(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("from_epoch", "epochs", "is_found"), [(1, 3, True), (7, 100, True), (99, 100, True), (3, 3, False)]
+)
+def test_an_order_of_another_length_is_refused_before_the_training(
+    from_epoch: int, epochs: int, is_found: bool
+) -> None:
+    job = replace(ordered(), order=lambda epoch, generator: range(20 + (epoch >= from_epoch)), epochs=epochs)
+    with pytest.raises(UserError, match="gave 20 indices for epoch 0, and 21") if is_found else nullcontext():
+        check_epochs(job)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from typing import Any
 
+import pytest
+import torch
+
+from conformance import jobs_job
 from conformance.jobs_drawn import job as drawn
 from samestep.job import Job
 from samestep.records.plan import ProveTask
-from samestep.tasks.proof_job import rows_of_proof, subset_length, with_fewer_rows
+from samestep.tasks.proof_job import proof_job, rows_of_proof, subset_length, with_fewer_rows
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
@@ -30,3 +35,19 @@ def test_a_cheap_job_keeps_its_batch_and_a_dear_one_its_micro_batches() -> None:
     assert rows_of_proof(job, 2, forward_flop=1e3, parameters=10_000_000) == (0, True)
     small = with_fewer_rows(job, rows, 2)
     assert (small.global_batch, small.micro_batch) == (rows, 4)
+
+
+def test_the_weights_of_a_batch_are_added_up_in_float64() -> None:
+    """In parts they are then those of the whole: rounding to float32 would be taken for a mistake of the job."""
+    classes = torch.tensor([0.3, 1.0, 2.5, 4.1])
+
+    def weigh(batch: Any) -> torch.Tensor:
+        of_class = torch.zeros(4).index_add_(0, batch, classes[batch].float())
+        return of_class[:3].sum()
+
+    job = replace(jobs_job.averaged(), batch_weight=weigh)
+    rows = torch.randint(4, (2000,), generator=torch.Generator().manual_seed(0))
+    for dtype, is_exact in (("float64", True), ("float32", False)):
+        weight: Any = proof_job(job, ProveTask("sgd", 8, dtype, 2, 0.05)).batch_weight
+        parts = sum(float(weight(part)) for part in rows.split(300))
+        assert (abs(parts - float(weight(rows))) < 1e-12 * parts) is is_exact

@@ -171,7 +171,10 @@ class Ordered:
         """Returns the `rows` indices of an epoch. Raises UserError where a function gives another number of them."""
         found = _own_order(self.order, self.samples, batch, seed, epoch)
         if len(found) != rows:
-            raise UserError(f"the job's order gave {rows} indices for epoch 0, and {len(found)} for epoch {epoch}")
+            raise UserError(
+                f"the job's order gave {rows} indices for epoch 0, and {len(found)} for epoch {epoch}; give as many in "
+                "each epoch, some of them several times"
+            )
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
@@ -192,6 +195,18 @@ def schedule_of(job: Job, world_size: int) -> Schedule:
             f"last=drop leaves no step: order gives {rows} rows, fewer than global_batch {job.global_batch}"
         )
     return Schedule(rows, *numbers, Ordered(job.order, len(job.train)), phases)
+
+
+def check_epochs(job: Job) -> None:
+    """Raises UserError where the job's order has another number of rows in a later epoch. Of many epochs it looks at
+    the first ones, the last, and those between by doubling: a curriculum's rows only become more, or fewer."""
+    schedule = schedule_of(job, 1)
+    steps = job.epochs * schedule.steps_per_epoch
+    epochs = ceil(min(steps, job.max_steps or steps) / schedule.steps_per_epoch)
+    if callable(job.order):
+        for epoch in sorted({1 << bit for bit in range(epochs.bit_length())} | {epochs - 1}):
+            if 0 < epoch < epochs:
+                schedule.order(epoch)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.schedule import schedule_of
@@ -71,6 +73,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
         augment=_with_cast(job.augment, dtype),
         train=_subset(job.train, rows, None if job.augment else sample_dtype),
         weight=_renumbered(job.weight, rows),
+        batch_weight=_in_float64(job.batch_weight) if dtype == torch.float64 else job.batch_weight,
         order=_subset_order(job.order, rows),
         evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, evaluated_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
@@ -246,6 +249,33 @@ def _cast(data: Any, dtype: torch.dtype) -> Any:
         return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     return mapped(cast, data)
+
+
+class Float64Mode(TorchDispatchMode):
+    """Computes in float64 what is asked for in a lower precision; a tensor that is changed in place keeps its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        changes = func._schema.is_mutable and args and isinstance(args[0], Tensor)
+        dtype = args[0].dtype if changes else torch.float64
+        args, kwargs = (_cast_tensors(part, dtype) for part in (args, kwargs or {}))
+        made = func(*args, **kwargs)
+        return made if changes else _cast_tensors(made, dtype)
+
+
+def _cast_tensors(tree: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
+
+
+def _in_float64(batch_weight: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """Wraps a function that adds up a batch's weights: sums of float32 class weights differ by rounding where they are
+    added up in other parts, which in the proof's float64 would be taken for a mistake of the job."""
+
+    def in_float64(batch: Any) -> Any:
+        assert batch_weight
+        with Float64Mode():  # type: ignore[no-untyped-call]
+            return batch_weight(batch)
+
+    return in_float64 if batch_weight else None
 
 
 def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype | None) -> Callable[..., Any] | None:

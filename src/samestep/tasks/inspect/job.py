@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from samestep.data.loader import Rows, most_workers, workers_of
-from samestep.data.schedule import Schedule, schedule_of
+from samestep.data.schedule import Schedule, check_epochs, schedule_of
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job import Batch, Job
@@ -77,6 +77,7 @@ def inspect_job(
     model = _model(job)
     check(model)
     _check_model(job, model, target)
+    check_epochs(job)
     count = sum(p.numel() for p in model.parameters())
     # BatchNorm takes no micro-batch of one row: not of the proof's last batch either, which is half as large.
     least_rows *= 2 if _layers(model, nn.modules.batchnorm._BatchNorm) else 1
