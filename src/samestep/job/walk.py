@@ -92,7 +92,10 @@ def items_of(value: Any) -> dict[Any, Any] | None:
     """Returns what a container holds, by its keys in the order of their texts, or by its fields or places; None of a
     value that is no container."""
     if _is_mapping(value):
-        return {key: value[key] for key in sorted(value.keys(), key=text_of)}  # not all iterate over their keys
+        keys = list(value.keys())  # not all iterate over their keys
+        # Names without their texts: torch.compile follows no regular expression.
+        named = all(isinstance(key, str) for key in keys)
+        return {key: value[key] for key in (sorted(keys) if named else sorted(keys, key=text_of))}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return dict(enumerate(value)) if isinstance(value, list | tuple) else None
@@ -107,6 +110,8 @@ def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
         for name, item in items.items():
             object.__setattr__(changed, name, item)  # of a frozen dataclass too
         return changed
+    if type(value) is dict:  # which torch.compile follows, as it does no copy.copy()
+        return {key: items[key] for key in value}
     try:
         changed = copy.copy(value)
         for name, item in items.items():
