@@ -33,6 +33,9 @@ def job(train: Any, **more: Any) -> Job:
     )
 
 
+STUCK = sampled_rows(100)[2]
+
+
 class Rows(Dataset[Any]):
     """Rows that are made in one of several ways, and a count of the reads in this process."""
 
@@ -53,6 +56,8 @@ class Rows(Dataset[Any]):
         if self.how == "image":
             return Image.fromarray(np.full((2, 2, 3), index + int(self.added), np.uint8))
         if self.how == "slow":
+            time.sleep(0.005)
+        if self.how == "stuck" and index == STUCK:
             time.sleep(budget())
         if self.how == "broken":
             raise ValueError("a bad shard")
@@ -88,11 +93,16 @@ def test_rows_that_change_are_left_out_and_looking_draws_nothing() -> None:
     assert (random.getstate(), torch.get_rng_state().tolist()) == states
 
 
-def test_a_slow_dataset_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.1)
-    began = time.monotonic()
-    assert fingerprint(job(Rows("slow"))).rows == {}
-    assert time.monotonic() - began < budget()
+def test_of_a_slow_dataset_the_same_rows_are_looked_at() -> None:
+    assert fingerprint(job(Rows("slow"))) == fingerprint(job(Rows()))
+
+
+def test_a_row_that_is_never_read_is_not_waited_for_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SILENT_S", budget(1))
+    assert [*fingerprint(job(Rows("stuck"))).rows] == [0, 99]
+    assert "2 samples" in capsys.readouterr().err
 
 
 def test_an_error_is_the_trainings_own() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from samestep.job.module_outputs import ZEROS
 from samestep.message import message
-from samestep.proof.axes import origin_of, tried_axes
+from samestep.proof.axes import origin_of, trial_of, tried_axes
 from samestep.proof.modules import first_wrong_output, module_of
-from samestep.proof.trace import Trace
+from samestep.proof.trace import Expectation, Trace
+from samestep.records.inspection import EngineFacts
 from samestep.records.origin import AxisTrial, Origin
-from samestep.records.results import Divergence
+from samestep.records.results import Divergence, Verdict
 from samestep.world.mesh import Mesh
 
 TWO, THREE = Mesh(data=2, tensor=2), Mesh(data=2, shard=2, tensor=2)
@@ -28,7 +29,7 @@ def located(mesh: Mesh, wrong: Mapping[tuple[str, ...], bool | None]) -> Origin:
         having = [differs for axes, differs in wrong.items() if {*axes} <= {*part.sizes}]
         differs = None if None in having else any(having)
         return AxisTrial(
-            (*part.sizes,), str(part), differs, None if differs is not None else message("no_time_for_part")
+            (*part.sizes,), str(part), differs, None if differs is not None else message("part_not_inspected")
         )
 
     return origin_of(tried_axes(mesh, tried))
@@ -59,11 +60,11 @@ def test_the_smallest_parts_that_are_wrong_are_its_axes(
 def test_what_could_not_be_tried_is_said() -> None:
     def tried(part: Mesh) -> AxisTrial:
         differs = {"": False, "data=2": None}.get(str(part), True)
-        return AxisTrial((*part.sizes,), str(part), differs, message("no_time_for_part") if differs is None else None)
+        return AxisTrial((*part.sizes,), str(part), differs, message("part_not_inspected") if differs is None else None)
 
     (said,) = origin_of(tried_axes(TWO, tried)).said
     assert said.fields["parts"] == ["tensor=2"] and said.fields["untried"] == ["data=2"]
-    assert said.fields["why"].id == "no_time_for_part"
+    assert said.fields["why"].id == "part_not_inspected"
     trials = [
         AxisTrial(("data", "tensor"), str(TWO), True),
         AxisTrial((), "", None),
@@ -79,6 +80,15 @@ def parts(changed: str = "", by: float = 0.0) -> list[dict[str, Any]]:
     """Outputs of two ranks: each has half of 'a', all of 'b', and a part of 'c' that is no share of it."""
     whole = {name: values + (by if name == changed else 0.0) for name, values in OUTPUTS.items()}
     return [{"a": whole["a"][rank::2], "b": whole["b"], "c": whole["c"][:3]} for rank in range(2)]
+
+
+def test_a_deadline_shows_nothing_of_a_part() -> None:
+    """How busy the machine is names no axis, also where the whole launch was ended by its deadline."""
+    played = cast(Expectation, SimpleNamespace(facts=SimpleNamespace(not_played={})))
+    for said, expected in (("rank_raised", True), ("launch_reached_its_deadline", None)):
+        failed, verdict = message(said), Verdict("failed", reason=message(said))
+        trial = trial_of(Mesh(tensor=2), cast(EngineFacts, None), verdict, played, lambda failed=failed: failed)
+        assert trial.differs is expected
 
 
 def test_outputs_are_compared_however_they_are_divided() -> None:

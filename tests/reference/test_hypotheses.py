@@ -22,6 +22,7 @@ from samestep.records.trial import Trial
 from samestep.reference import per_epoch, play
 from samestep.reference.faulty_training import HEALTHY, FaultyTraining, Hypothesis, Moment
 from samestep.reference.hypotheses import Found, hypotheses, steps_to_act_at
+from samestep.tasks import try_hypotheses
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.try_hypotheses import Replay
 from samestep.world import World
@@ -75,7 +76,6 @@ def trials_of(
         expected_rates=right.rates,
         tensors=((str(folder), "found"), (str(folder), "expected")),
         tensor_bounds=dict.fromkeys((n for n, t in found.items() if t.is_floating_point()), ROUNDING),
-        seconds=60.0,
     )
     return list(Replay(job, suspect, LayoutPlan(2), World()).trials())
 
@@ -151,6 +151,18 @@ def test_the_steps_at_which_a_fault_acts_are_named(fault: str, steps: str, tmp_p
     possible = steps_to_act_at(hypothesis, moments, at + hypothesis.delay, closure=False)
     acts = next(candidate for candidate in possible if candidate.id == steps)
     assert (fault, steps) in cause(trials_of(tmp_path, job, "sgd", hypothesis, acts.includes))
+
+
+def test_how_many_faults_are_tried_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the clock has no part in it: what is left out is counted."""
+    monkeypatch.setattr(try_hypotheses, "MOST_FLOP", 4 * try_hypotheses.OF_STEP)
+    job = jobs.warming()
+    small = proof_job(job, task("sgd"))
+    hypothesis = next(h for h in hypotheses(small, LAYOUT, "sgd", "loss", Found()) if h.id == "gradients_not_cleared")
+    acts = [trials_of(tmp_path, job, "sgd", hypothesis, lambda moment: moment.step in (3, 5)) for _ in range(2)]
+    tried = [[trial.unexplained is not None for trial in trials] for trials in acts]
+    assert tried[0] == tried[1]
+    assert any(tried[0]) and not all(tried[0])
 
 
 def test_a_fault_that_nothing_explains_is_said_to_be_unknown() -> None:

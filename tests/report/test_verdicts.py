@@ -61,6 +61,7 @@ def other_notes(results: CompareResults) -> Iterator[str]:
         replace(results, same_as_one_process=OneProcess("yes", 0.0)),
         replace(results, same_as_one_process=MISTAKE),
         replace(results, proof=Proof(8, "float32", rows=32, float64_failed="RuntimeError: expected Float")),
+        replace(results, proof=Proof(8, "float64", rows_looked_at=111)),
         *(with_row(results, 4, numerics=inexactness) for inexactness in INEXACT),
         with_row(results, 3, settings={"reshard": False, "prefetch": 2}),
     ):

@@ -29,8 +29,8 @@ from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.mesh import Mesh
 
-SECONDS = 120.0  # after which no other part of a mesh is tried
-SECONDS_OF_ONE = 60.0  # after which a launch on a part is ended
+MOST_PARTS = 8  # of a mesh that are tried: all of three axes
+SECONDS_OF_ONE = 60.0  # after which a launch on a part is ended, and what it would have shown is not known
 
 # Starts what a plan says, and returns its record. facts: of the engine; None: the reference.
 Start = Callable[[Plan | ReferencePlan, EngineFacts | None], Record]
@@ -62,7 +62,7 @@ class Parts:
         self.verdict, self.plan, self.start = verdict, plan, start
         self.trainings = part_trainings(verdict, plan.trainings)
         self.whole: Record | None = None  # of the trial on the whole mesh
-        self.until = time.monotonic() + SECONDS
+        self.trials = 0
         known = {part: inspected.inspection.part(plan.engine, part) for part in plan.mesh.parts}
         self.facts = {part: facts for part, facts in known.items() if facts}
         self.reference = self._reference(inspected)
@@ -98,8 +98,11 @@ class Parts:
     def tried(self, part: Mesh) -> AxisTrial:
         """Proves the training on one part."""
         axes, facts = (*part.sizes,), self.facts.get(part)
-        if facts is None or time.monotonic() > self.until:
-            return AxisTrial(axes, str(part), None, message("no_time_for_part" if facts else "part_not_inspected"))
+        if facts is None:
+            return AxisTrial(axes, str(part), None, message("part_not_inspected"))
+        if self.trials == MOST_PARTS:
+            return AxisTrial(axes, str(part), None, message("enough_parts_were_tried", most=MOST_PARTS))
+        self.trials += 1
         played, is_whole = self.played(part), part == self.plan.mesh
 
         def train() -> Record | Message:

@@ -519,7 +519,7 @@ def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | Non
     setup, job = inspected.setup, inspected.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     of_step = job.proof_rows or job.global_batch
-    proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick)
+    proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick, rows_looked_at=job.rows_looked_at)
     if any(row.second for row in rows):
         proof = replace(proof, second_steps=second_steps(job))
     if references:

@@ -4,8 +4,8 @@
 
 Each row is read twice, with the same random numbers: a random crop is then the same one, and a row that still changes
 is left out. Reading must not change the training: a dataset may draw from a generator of its own, or open its files at
-the first read. So it happens in a process that is forked for it, and ended after a moment; in this one only where the
-dataset is known to do nothing but index tensors.
+the first read. So it happens in a process that is forked for it; in this one only where the dataset is known to do
+nothing but index tensors. How long a row takes decides nothing: the same rows are looked at on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import random
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,17 +31,19 @@ from samestep.data.arrays import Arrays
 from samestep.data.loader import fetch
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.errors import Refused, UserError
+from samestep.errors import Refused, UserError, say
 from samestep.job import Job
 from samestep.job.checks import nested
 from samestep.job.walk import leaves_of
+from samestep.message import message
 from samestep.world import World
 from samestep.world.processes import die_with_parent
 
 ROWS = 16  # that are looked at, the first and the last among them
 FIRST_ROWS = 4  # of a stream, which would have to be read up to the others
 ROUNDING = 1e-6  # of a row's floating-point numbers, relative to their magnitude
-LIMIT_S = 2.0  # for reading them all: of a slow dataset there are fewer
+# For one row: a forked process may wait for a lock that a thread of this one holds, and would do so for ever.
+SILENT_S = 120.0
 COLLATED = -1  # in the place of a row: the first two, augmented and collated
 PLAIN = (TensorDataset, Arrays, Subset)  # reading them changes nothing
 
@@ -87,13 +88,10 @@ def sampled_rows(length: int) -> list[int]:
 
 def _digests(job: Job, length: int) -> Iterator[tuple[int, str]]:
     """Yields (row, digest) in the order in which they are read; '': the row changes. An error ends it."""
-    until = time.monotonic() + LIMIT_S
     indices = list(range(min(length, FIRST_ROWS))) if is_stream(job.train) else sampled_rows(length)
     with suppress(Exception):
         for index in indices:
             yield index, _twice(partial(fetch, job.train, [index]), index)
-            if time.monotonic() > until:
-                return
         if job.collate or job.augment:
             yield COLLATED, _twice(partial(_collated, job, min(2, length)), 0)
 
@@ -117,17 +115,18 @@ def _collated(job: Job, count: int) -> Any:
 
 
 def _digests_of_fork(job: Job, length: int) -> list[tuple[int, str]]:
-    """Returns what a forked process yields of _digests, until it has ended or the time is over."""
+    """Returns what a forked process yields of _digests, until it has ended. Says so of one that has to be ended."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_digests, args=(sender, job, length))
     process.start()
     sender.close()
-    until, pairs = time.monotonic() + LIMIT_S, []
+    pairs: list[tuple[int, str]] = []
     with suppress(EOFError, OSError):
-        while receiver.poll(max(0.0, until - time.monotonic())):
+        while receiver.poll(SILENT_S):
             index, digest = json.loads(receiver.recv_bytes(1 << 10))
             pairs.append((index, digest))
+        say(message("sample_was_not_read_by_a_fork", seconds=SILENT_S, read=len(pairs)))
     process.kill()
     process.join()
     receiver.close()

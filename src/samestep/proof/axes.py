@@ -24,6 +24,7 @@ from samestep.records.results import Verdict
 if TYPE_CHECKING:
     from samestep.world.mesh import Mesh
 
+DEADLINE = "launch_reached_its_deadline"
 STILL = 1e-9  # of the furthest that a parameter moves: one that moves less is frozen, or has a gradient of rounding
 
 
@@ -176,8 +177,8 @@ def trial_of(
         return AxisTrial(axes, name, None, message("reference_not_played", why=why))
     found = train()
     if isinstance(found, Message):
-        # Another kind of failure says nothing: fewer ranks hold more of the model each.
-        same = verdict.reason is not None and verdict.reason.id == found.id
+        # Another kind of failure says nothing: fewer ranks hold more of the model each. A deadline says nothing either.
+        same = verdict.reason is not None and verdict.reason.id == found.id != DEADLINE
         return AxisTrial(axes, name, True) if same else AxisTrial(axes, name, None, found)
     assert facts.numerics
     comparison = Comparison(played, found, _names(verdict), inexact=facts.numerics.lossy)

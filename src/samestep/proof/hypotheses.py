@@ -22,7 +22,6 @@ from samestep.records.trial import Trial
 REPLAYED = {"loss", "first gradient", "parameter", "buffer", "learning rate", "optimizer steps"}
 STEPPED = ("gradient", "sgd", "user", "late")  # the trainings whose every step is recorded
 AS_WELL = 10  # times what the best fault leaves: others up to this explain it, too
-SECONDS = 40.0  # of the processor, for all faults
 
 
 def replay_plan(divergence: Divergence, expectation: Expectation, record: Record, out: str) -> ReferencePlan | None:
@@ -60,7 +59,6 @@ def replay_plan(divergence: Divergence, expectation: Expectation, record: Record
         expected_rates=expected.rates[rank],
         tensors=((str(folder), name), (str(expectation.record.folder), f"{expectation.facts.files}.{training}")),
         tensor_bounds=comparison.tensor_bounds(training, expected.state, buffers=divergence.quantity == "buffer"),
-        seconds=SECONDS,
     )
     return replace(played, out=out, layouts=(played.layouts[expectation.number],), suspect=suspect)
 

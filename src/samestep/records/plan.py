@@ -231,8 +231,7 @@ class Suspect:
     what is of no step. steps_of: [process][micro-batch], the step of each. found, expected: the loss of each, times the
     weight of its rows, as the engine had it and as the reference did. bounds: [step], what rounding explains of these.
     rates, expected_rates: [optimizer step][parameter group]. tensors: (folder, name) of the engine's final tensors and
-    of the reference's. tensor_bounds: what rounding explains of each tensor that is compared. seconds: for how long it
-    is tried.
+    of the reference's. tensor_bounds: what rounding explains of each tensor that is compared.
     """
 
     training: ProveTask
@@ -246,7 +245,6 @@ class Suspect:
     expected_rates: list[list[float]]
     tensors: tuple[tuple[str, str], tuple[str, str]]
     tensor_bounds: Mapping[str, float]
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,8 @@ class EngineResult(Measurement, Verdict):
 class Proof:
     """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64. rows: of
     each step; fewer than the job's where a step of the whole batch would take too long. quick: whether it had the first
-    gradient and SGD's steps alone, as it has on the second number of ranks, over second_steps."""
+    gradient and SGD's steps alone, as it has on the second number of ranks, over second_steps. rows_looked_at: how many
+    of the job's rows were looked at for those that are unlike others; 0: none, as of a stream."""
 
     steps: int
     dtype: str
@@ -244,6 +245,7 @@ class Proof:
     rows: int = 0
     quick: bool = False
     second_steps: int = 0
+    rows_looked_at: int = 0
 
 
 @dataclass(frozen=True)

@@ -348,13 +348,17 @@ def left_out(results: CompareResults) -> list[Message]:
         if row.proven and second.verdict == "refused":
             fields = {"ranks": second.ranks, "mesh": second.mesh or None, "why": second.reason}
             said.append(message("second_size_not_compared", engine=label(row), **fields))
+    looked_at, every_row = results.proof.rows_looked_at, results.rows
+    of_rows = (
+        [message("rows_looked_at_of_all", looked_at=looked_at, rows=every_row)] if 0 < looked_at < every_row else []
+    )
     if results.proof.quick:
-        return [*said, message("quick_proof_leaves_out")]
+        return [*said, *of_rows, message("quick_proof_leaves_out")]
     rows = [row for row in results.engines if row.proven]
     if not said and results.world_size > 1 and any(row.ranks == results.world_size for row in rows):
         option = None if results.measured or any(row.continued_by for row in rows) else "--also"
         said.append(message("one_number_of_ranks_compared", option=option))
-    return said
+    return [*said, *of_rows]
 
 
 def fewer_rows(results: CompareResults) -> Message | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +16,26 @@ from samestep.message import Message
 from samestep.records.plan import LayoutPlan, ReferencePlan, Suspect
 from samestep.records.tensor_files import read_arrays
 from samestep.records.trial import Trial
-from samestep.reference.faulty_training import FaultyTraining, Hypothesis, Moment
+from samestep.reference.faulty_training import HEALTHY, FaultyTraining, Hypothesis, Moment
 from samestep.reference.hypotheses import Found, Steps, hypotheses, steps_to_act_at
+from samestep.tasks.inspect.dry_run import counted_flop
 from samestep.tasks.inspect.load import build
 from samestep.tasks.play_reference import interruption_of_layout, layout_of, moved_parameters
-from samestep.tasks.proof_job import proof_job, steps_of
+from samestep.tasks.proof_job import OF_PARAMETER, proof_job, steps_of
 from samestep.tasks.reference_tensors import distance
 from samestep.world import World
 
 HOPELESS = 0.05  # from which share on a replay is not played to its end
 STEPS_AFTER = 2  # the first one that differs, which are compared too
+# Floating-point operations of all replays, some 40 s in float64 on one core. A number, and no time: the same faults are
+# tried on every machine.
+MOST_FLOP = 100e9
+OF_STEP = 50e6  # what a step takes whose model is small, as so many: some 20 ms
 
 
 def try_hypotheses(plan: ReferencePlan, world: World) -> list[Trial]:
-    """Replays the plan's suspect with each hypothesis that can act on it, the simplest first, until its time is up."""
+    """Replays the plan's suspect with each hypothesis that can act on it, the simplest first, as long as it
+    may take more steps."""
     assert plan.suspect
     replay = Replay(build(plan.job, plan.settings, compiled=False), plan.suspect, plan.layouts[0], world)
     return list(replay.trials())
@@ -49,11 +54,12 @@ class Replay:
         self.moved = moved_parameters(self.job, world.device, checked=False)
         self.tensors = self._tensors() if self.ends_at == len(self.steps) else FoundTensors()
         self.losses = FoundLosses(suspect)
+        self.steps_taken = 0
 
     def trials(self) -> Iterator[Trial]:
         """Yields a trial for each hypothesis and the steps at which it may act, in the order in which they are tried.
         What is explained is not tried with more steps."""
-        until, moments = time.process_time() + self.suspect.seconds, list(self._moments())
+        most, moments = self._most_steps(), list(self._moments())
         is_gradient = self.suspect.training.training == "gradient"
         found = Found(
             factor=self.tensors.factor() if is_gradient else None,
@@ -74,13 +80,21 @@ class Replay:
             if number > explained_at:
                 return
             unexplained = rounding = None
-            if time.process_time() < until:
+            if self.steps_taken < most:
                 unexplained, rounding = self._tried(hypothesis, steps)
             cause, where = Message(hypothesis.id, dict(hypothesis.fields)), Message(steps.id, dict(steps.fields))
             trial = Trial(cause, where, unexplained, rounding or 0.0, hypothesis.general)
             yield trial
             if trial.explains:
                 explained_at = number
+
+    def _most_steps(self) -> int:
+        """Returns how many steps all replays may take, by what the first step takes without a fault."""
+        training = FaultyTraining(self.job, self.layout, self.world.device, HEALTHY, lambda moment: False, self.moved)
+        training.most_replicas = max(self.layout.replicas, self.then.replicas if self.then else 0)
+        _, flop = counted_flop(lambda: training.step(0, self.steps[0]))
+        parameters = sum(tensor.numel() for tensor in training.final_state().values())
+        return math.ceil(MOST_FLOP / (flop + OF_PARAMETER * parameters + OF_STEP))
 
     def _moments(self) -> Iterator[Moment]:
         length, epoch = reference.per_epoch(self.job), -1
@@ -110,6 +124,7 @@ class Replay:
             for step, schedule_step in enumerate(self.steps[: self.ends_at]):
                 if self.then and step == self.then_from:
                     training.continue_with(self.then)
+                self.steps_taken += 1
                 training.step(step, schedule_step)
                 unexplained, rounding = self.losses.unexplained(training, step)
                 unexplained = max(unexplained, self._rates_unexplained(training.rates, len(training.norms)))

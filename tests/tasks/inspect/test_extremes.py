@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from samestep import Job, Recipe
 from samestep.records.plan import ProveTask
-from samestep.tasks.inspect.extremes import MOST_ROWS, find_extremes
+from samestep.tasks.inspect.extremes import LEAST_ROWS, MOST_BYTES, MOST_ROWS, MOST_UNREADABLE, find_extremes
 from samestep.tasks.proof_job import extreme_rows, proof_job
 
 ROWS, FEW = 1200, [17, 777]
@@ -88,3 +89,33 @@ def test_a_sample_that_cannot_be_read_is_left_out() -> None:
             return super().__getitem__(index)
 
     assert find_extremes(_job(Broken())).looked_at == ROWS - 1
+
+
+def test_of_a_slow_dataset_the_same_rows_are_found() -> None:
+    class Slow(Ragged):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            time.sleep(0.001)
+            return super().__getitem__(index)
+
+    assert find_extremes(_job(Slow())) == find_extremes(_job(Ragged()))
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [(MOST_BYTES // 4 // 40 + 1, 40), (MOST_BYTES // 4 // 8, LEAST_ROWS)])
+def test_how_many_rows_are_looked_at_follows_their_bytes(numbers: int, expected: int) -> None:
+    class Large(Ragged):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return row
+
+    row = torch.zeros(numbers)
+    assert find_extremes(_job(Large())).looked_at == expected
+
+
+def test_a_dataset_that_cannot_be_read_is_left_soon() -> None:
+    class Unreadable(Ragged):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            tried.append(index)
+            raise OSError
+
+    tried: list[int] = []
+    assert find_extremes(_job(Unreadable())).looked_at == 0
+    assert len(tried) == MOST_UNREADABLE

@@ -109,7 +109,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     micro_batch, called = batch.micro_batch, list[bool]()
     model.register_forward_hook(lambda *_: called.append(True))
     flop: float
-    returned, flop = raising("forward", lambda: _counted(lambda: job.forward(model, batch)), micro_batch.rows)
+    returned, flop = raising("forward", lambda: counted_flop(lambda: job.forward(model, batch)), micro_batch.rows)
     if not called:
         raise UserError(message("forward_does_not_call_the_model"))
     output, state = output_and_state(returned) if job.carry_state else (returned, None)
@@ -128,7 +128,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     return flop
 
 
-def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
+def counted_flop(call: Callable[[], Any]) -> tuple[Any, float]:
     """Returns what `call` returns, and its floating-point operations; 0 where it cannot be called while they are
     counted."""
     counter = FlopCounterMode(display=False)
