@@ -17,6 +17,8 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from samestep.job.foreign import answer, attribute_of, is_a
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -55,6 +57,11 @@ def text_of(leaf: Any) -> str:
     if isinstance(leaf, set | frozenset):
         return f"{type(leaf).__name__}{sorted(map(text_of, leaf))}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(leaf))
+
+
+def known_leaves(data: Any) -> list[Any]:
+    """Returns the leaves of what is observed; none of data with a container of its own that does not tell them."""
+    return answer(lambda: leaves_of(data), [])
 
 
 def mapped(change: Callable[..., Any], data: Any, *more: Any) -> Any:
@@ -96,9 +103,9 @@ def items_of(value: Any) -> dict[Any, Any] | None:
         # Names without their texts: torch.compile follows no regular expression.
         named = all(isinstance(key, str) for key in keys)
         return {key: value[key] for key in (sorted(keys) if named else sorted(keys, key=text_of))}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return dict(enumerate(value)) if isinstance(value, list | tuple) else None
+    if is_dataclass(type(value)):
+        return {field.name: attribute_of(value, field.name) for field in fields(type(value))}
+    return dict(enumerate(value)) if is_a(value, list | tuple) else None
 
 
 def with_items(value: Any, items: Mapping[Any, Any]) -> Any:

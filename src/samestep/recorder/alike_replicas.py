@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from samestep.job.foreign import is_a
 from samestep.message import Message, message
 from samestep.recorder.one_rank import OUT_OF_PLACE, called_by_torch, make_groups_of_one_rank, tell_ranks
 from samestep.recorder.patches import patch_autograd
@@ -132,7 +133,7 @@ class AlikeReplicas:
             self._stop(message("replicas_exchange", operation=name))
         received = GATHERED[name][0]
         gathered, sent = given[received], sent.detach()
-        is_list = isinstance(gathered, list)
+        is_list = is_a(gathered, list)
         parts = gathered if is_list else gathered.view(len(ranks), *sent.shape)
         for part in parts:
             part.copy_(sent)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from samestep.job.walk import leaves_of
+from samestep.job.foreign import defines, is_a
+from samestep.job.walk import known_leaves
 from samestep.message import Message, message
 
 MOST_TENSORS = 64  # that a script joins to one batch
@@ -31,7 +32,7 @@ class CannotJoin(Exception):
 
 def copied(data: Any) -> Any:
     """Returns a copy of a batch or a forward's inputs, on the CPU, without its graph."""
-    if isinstance(data, Tensor):
+    if is_a(data, Tensor):
         return data.detach().cpu().clone()
     return _mapped(data, [data], lambda values: copied(values[0])) if _is_tree(data) else copy.deepcopy(data)
 
@@ -42,7 +43,7 @@ def joined(parts: Sequence[Any]) -> Any:
     Raises CannotJoin where rows have different shapes.
     """
     first = parts[0]
-    if isinstance(first, Tensor):
+    if is_a(first, Tensor):
         if not first.dim():
             if any(not torch.equal(first, part) for part in parts):
                 raise CannotJoin(message("scalars_differ_between_ranks"))
@@ -52,7 +53,7 @@ def joined(parts: Sequence[Any]) -> Any:
         return torch.cat(list(parts))
     if _is_tree(first):
         return _mapped(first, parts, joined)
-    if isinstance(first, list):
+    if is_a(first, list):
         return [value for part in parts for value in part]
     return first
 
@@ -62,13 +63,13 @@ def is_joined(inputs: Any, parts: Sequence[Any]) -> bool:
 
     What all ranks have alike must be the same.
     """
-    if isinstance(inputs, Tensor):
+    if is_a(inputs, Tensor):
         return _is_joined_tensor(inputs.detach().cpu(), parts)
-    if hasattr(inputs, "keys"):
+    if defines(inputs, "keys"):
         names = inputs.keys()
         same_names = all(part.keys() == names for part in parts)
         return same_names and all(is_joined(inputs[name], [part[name] for part in parts]) for name in names)
-    if isinstance(inputs, tuple | list):
+    if is_a(inputs, tuple | list):
         return all(len(part) == len(inputs) for part in parts) and all(map(is_joined, inputs, zip(*parts)))
     return bool(all(part == inputs for part in parts))
 
@@ -106,7 +107,7 @@ class RowOrder:
 
     def rows_of_rank(self, data: Any, rank: int) -> Any:
         """Returns the rows of one rank of a model's inputs, in the order in which the rank had them."""
-        if isinstance(data, Tensor):
+        if is_a(data, Tensor):
             if not data.dim() or len(data) != len(self.places):
                 return data
             first = sum(self.sizes[:rank])
@@ -117,7 +118,7 @@ class RowOrder:
         """Returns the outputs of a model that was called for each rank's rows, as one process has them: scalars are
         averaged. lists: how many tensors of rows a list of inputs has, whose outputs may follow each other."""
         first = parts[0]
-        if isinstance(first, Tensor):
+        if is_a(first, Tensor):
             return self._joined(parts, lists) if first.dim() else torch.stack(list(parts)).mean()
         return _mapped(first, parts, lambda values: self.joined_outputs(values, lists)) if _is_tree(first) else first
 
@@ -190,7 +191,7 @@ def is_rescaled_by_rank(inputs: Any, ranks: Sequence[Any]) -> bool:
 
 def row_values(data: Any) -> Tensor:
     """Returns a line of numbers for each row of a model's inputs, of at most COLUMNS of each tensor."""
-    leaves = [leaf.detach().cpu() for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
+    leaves = [leaf.detach().cpu() for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()]
     leaves = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in leaves if len(leaf) == len(leaves[0])]
     columns = [leaf[:, :: leaf.shape[1] // COLUMNS + 1].double() for leaf in leaves]
     return torch.cat(columns, 1) if columns else torch.empty(0, 0)
@@ -198,9 +199,9 @@ def row_values(data: Any) -> Tensor:
 
 def lists_of_rows(data: Any, rows: int) -> int:
     """Returns how many tensors of so many rows stand beside each other in a list or tuple of inputs, as crops do."""
-    if isinstance(data, list | tuple):
-        here = sum(isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows for value in data)
-        return max([here, *(lists_of_rows(value, rows) for value in data if not isinstance(value, Tensor))], default=0)
+    if is_a(data, list | tuple):
+        here = sum(is_a(value, Tensor) and value.dim() > 0 and len(value) == rows for value in data)
+        return max([here, *(lists_of_rows(value, rows) for value in data if not is_a(value, Tensor))], default=0)
     return 0
 
 
@@ -221,32 +222,32 @@ def _usual_orders(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 def holds_loss(data: Any, graph: bool = True) -> bool:
     """Whether a model's output holds a loss: a scalar; graph: with a gradient."""
-    if isinstance(data, Tensor):
+    if is_a(data, Tensor):
         return not data.dim() and (data.requires_grad or not graph) and data.is_floating_point()
-    parts = [data[key] for key in data.keys()] if hasattr(data, "keys") else data  # noqa: SIM118
-    return isinstance(parts, tuple | list) and any(holds_loss(part, graph) for part in parts)
+    parts = [data[key] for key in data.keys()] if defines(data, "keys") else data  # noqa: SIM118
+    return is_a(parts, tuple | list) and any(holds_loss(part, graph) for part in parts)
 
 
 def moved_like(data: Any, like: Any) -> Any:
     """Returns inputs on the devices of others of the same structure."""
-    if isinstance(data, Tensor):
-        return data.to(like.device) if isinstance(like, Tensor) else data
+    if is_a(data, Tensor):
+        return data.to(like.device) if is_a(like, Tensor) else data
     if not _is_tree(data):
         return data
-    if hasattr(data, "keys"):
+    if defines(data, "keys"):
         return type(data)(**{key: moved_like(data[key], like[key]) for key in data.keys()})  # noqa: SIM118
     return _sequence(data, [moved_like(*pair) for pair in zip(data, like)])
 
 
 def _is_tree(data: Any) -> bool:
-    if hasattr(data, "keys"):
+    if defines(data, "keys"):
         return True
-    return isinstance(data, tuple) or (isinstance(data, list) and any(isinstance(value, Tensor) for value in data))
+    return is_a(data, tuple) or (is_a(data, list) and any(is_a(value, Tensor) for value in data))
 
 
 def _mapped(first: Any, parts: Sequence[Any], function: Callable[[list[Any]], Any]) -> Any:
     """Returns a mapping or sequence of the same kind, whose values are function([that value of each part])."""
-    if hasattr(first, "keys"):
+    if defines(first, "keys"):
         values = {key: function([part[key] for part in parts]) for key in first.keys()}  # noqa: SIM118
         if type(first) is dict:
             return values
@@ -269,7 +270,7 @@ class Outputs:
 
     def add(self, output: Any) -> None:
         """Takes note of what was returned; forgets what is no longer there."""
-        new = {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves_of(output) if isinstance(leaf, Tensor)}
+        new = {StorageWeakRef(leaf.untyped_storage()) for leaf in known_leaves(output) if is_a(leaf, Tensor)}
         self._known = {storage for storage in self._known if not storage.expired()} | new
 
     def are_used_in(self, inputs: Any) -> bool:
@@ -281,7 +282,7 @@ class Outputs:
 
     def are_all_of(self, inputs: Any) -> bool:
         """Whether all tensors of a model's inputs are these, or share their memory."""
-        tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in known_leaves(inputs) if is_a(leaf, Tensor)]
         known = all(StorageWeakRef(tensor.untyped_storage()) in self._known for tensor in tensors)
         # A view of some of them is another one.
         whole = all(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() for tensor in tensors)
@@ -306,9 +307,9 @@ def are_pieces(inputs: Any, parts: Sequence[Any]) -> bool:
 
 
 def _leaves(data: Any) -> list[Tensor]:
-    return [leaf.detach().cpu() for leaf in leaves_of(data) if isinstance(leaf, Tensor)]
+    return [leaf.detach().cpu() for leaf in known_leaves(data) if is_a(leaf, Tensor)]
 
 
 def _tensors(data: Any) -> list[Tensor]:
     """Returns the tensors of floating point that a tree holds."""
-    return [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.is_floating_point()]

@@ -6,8 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from torch.utils.weak import WeakIdKeyDictionary
 
+from samestep.job.foreign import ById, attributes_of, defines, is_a, named_parts_in
 from samestep.recorder.parameters import WRAPPERS, plain
 from samestep.recorder.patches import CLIPS
 from samestep.recorder.talks import members
@@ -96,8 +95,7 @@ class CallSites:
         self._package = os.path.join(os.path.realpath(package), "") if package else ""
         self._steps_done = steps_done
         self._lines: dict[tuple[Call, str, int, Chain], Line] = {}
-        # By identity: an object may hash its own contents, which it does not have before its constructor ends.
-        self._made: MutableMapping[object, Chain] = WeakIdKeyDictionary()
+        self._made = ById[Chain]()
         self._is_users: dict[str, bool] = {}
         self._inside = threading.local()  # of a constructor, whose calls are no line of the user's
 
@@ -114,17 +112,15 @@ class CallSites:
 
     def made_at(self, thing: object) -> Chain:
         """Returns the user's lines that have made a loader, an optimizer or a model; none where they are not known."""
-        with suppress(TypeError):  # an object without weak references
-            return self._made.get(thing, ())
-        return ()
+        return self._made.get(thing, ())
 
     def note_model(self, module: nn.Module) -> None:
         """Notes the line that has made a model, and those of its parts with parameters that were made elsewhere."""
         known = set[Chain]()
-        for name, part in module.named_modules():
-            if plain(name) or not any(hasattr(part, wrapper) for wrapper in WRAPPERS):
+        for name, part in named_parts_in(module):
+            if plain(name) or not any(defines(part, wrapper) for wrapper in WRAPPERS):
                 chain = self._made.get(part, ())
-                if chain and chain not in known and (part._parameters or not known):
+                if chain and chain not in known and (attributes_of(part)["_parameters"] or not known):
                     self._add("model", plain(name), chain, None)
                 known.add(chain)
 
@@ -145,7 +141,7 @@ class CallSites:
 
     def release(self) -> None:
         """Lets go of what was called: the training frees it when it will."""
-        self._lines, self._made = {}, WeakIdKeyDictionary()
+        self._lines, self._made = {}, ById()
 
     def _around(self, function: Callable[..., Any], call: Call) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -165,8 +161,7 @@ class CallSites:
         @functools.wraps(init)
         def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
             chain = sites._chain(is_model=call == "model")
-            with suppress(TypeError):  # an object without weak references
-                sites._made.setdefault(self, chain)
+            sites._made.put(self, chain)
             if call == "model":
                 return init(self, *args, **kwargs)
             outer, sites._inside.constructor = getattr(sites._inside, "constructor", False), True
@@ -214,4 +209,4 @@ class CallSites:
 def _makes_module(frame: FrameType) -> bool:
     """Whether a frame is the constructor of a module."""
     code = frame.f_code
-    return code.co_name == MAKE and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module)
+    return code.co_name == MAKE and is_a(frame.f_locals.get(code.co_varnames[0]), nn.Module)

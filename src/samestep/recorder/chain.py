@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
+from samestep.job.foreign import is_a, parts_in
 from samestep.message import message
 from samestep.recorder.batches import joined
 from samestep.recorder.losses import terms
@@ -123,7 +124,7 @@ class Chain:
             numbers = {stage: number for number, stage in enumerate(self._traced.stages)}
             return [[f"stage {numbers[stage]}: {n}" for stage, n in copy.items()] for copy in self._traced.copies]
         embeddings = {
-            id(part.weight) for m in self.modules.values() for part in m.modules() if isinstance(part, nn.Embedding)
+            id(part.weight) for m in self.modules.values() for part in parts_in(m) if is_a(part, nn.Embedding)
         }
         start: Gradients = {name: w for rank in self.names for name, w in self._kept[rank].weights[0].items()}
         groups: list[list[str]] = []
@@ -288,14 +289,14 @@ class StagesInterpreter(fx.Interpreter):
 
 
 def _as_tuple(returned: Any) -> tuple[Any, ...]:
-    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    return tuple(returned) if is_a(returned, tuple | list) else (returned,)
 
 
 def _sees_whole_batch(stage: nn.Module) -> bool:
     """Whether what a stage computes of a row depends on the others of its micro-batch."""
-    if isinstance(stage, fx.GraphModule):
+    if is_a(stage, fx.GraphModule):
         return any("batch_norm" in str(node.target) for node in stage.graph.nodes)
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in stage.modules())
+    return any(is_a(part, nn.modules.batchnorm._BatchNorm) for part in parts_in(stage))
 
 
 def _plain_call(call: ScheduleCall) -> ScheduleCall:

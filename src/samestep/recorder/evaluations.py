@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from samestep.job.foreign import named_buffers_in
 from samestep.rank import flight_recorder
 from samestep.rank.digests import digests
 from samestep.recorder.loaders import Loaders, rows_of
@@ -101,5 +102,5 @@ class Evaluations:
 
 def _statistics(module: nn.Module) -> dict[str, int]:
     """Returns the digests of a model's BatchNorm statistics."""
-    statistics = {name: b.detach() for name, b in module.named_buffers() if name.rpartition(".")[2] in STATISTICS}
+    statistics = {name: b.detach() for name, b in named_buffers_in(module) if name.rpartition(".")[2] in STATISTICS}
     return dict(zip(statistics, digests(statistics)))

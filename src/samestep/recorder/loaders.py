@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from samestep.job.walk import leaves_of
+from samestep.job.foreign import answer, attribute_of, attributes_of, defines, is_a
+from samestep.job.walk import known_leaves
 from samestep.rank.digests import digest_rows
 from samestep.records.script import PassRecord
 
 SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume
 ENDLESS = 4, 10_000  # a sampler that gives more indices than so many times the dataset's rows, and so many, has no end
-SEQUENCES = list, tuple, range, Tensor, np.ndarray
-PLAIN = int, str, float, bytes, Tensor, np.generic, np.ndarray
+SEQUENCES = list, tuple, range, Tensor, np.ndarray, np.memmap
+PLAIN = int, str, float, bytes
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Pass:
 
 def _indices(batch: Any) -> list[int] | None:
     """Returns the indices of a batch as plain numbers; None where they are others."""
-    indices = list(batch) if isinstance(batch, list | tuple | Tensor) else [batch]
+    indices = list(batch) if is_a(batch, list | tuple | Tensor) else [batch]
     try:
         return [int(index) for index in indices]
     except (TypeError, ValueError):
@@ -152,7 +153,7 @@ class Loaders:
     def numbers(self) -> dict[int, int]:
         """Returns the number of each loader, and of its sampler, by their ids."""
         numbers = {key: number for key, (number, _) in self._loaders.items()}
-        return {id(getattr(loader, "sampler", None)): number for number, loader in self._loaders.values()} | numbers
+        return {id(attribute_of(loader, "sampler")): number for number, loader in self._loaders.values()} | numbers
 
     def trained(self, rows: Sequence[str]) -> list[int]:
         """Notes that a micro-batch is trained with the batch that was read last, and with those of other loaders whose
@@ -195,8 +196,8 @@ class Loaders:
             loader_pass.trained = 0
 
     def _begin(self, iterator: Any, loader: Any) -> None:
-        length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        names = [type(getattr(loader, name, None)).__name__ for name in ("batch_sampler", "sampler")]
+        length = length_of(loader.dataset)
+        names = [type(attribute_of(loader, name)).__name__ for name in ("batch_sampler", "sampler")]
         sampler = SKIPS if names[0] == SKIPS else names[1]
         iterator._samestep = len(self.passes)
         data = loader.dataset
@@ -232,23 +233,31 @@ class Loaders:
         number = loader_pass.read
         indices = loader_pass.requested[number] if number < len(loader_pass.requested) else None
         rows = len(indices) if indices else 0
-        leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
+        leaves = [leaf for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()]
         digests = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
         loader_pass.digests += [list(row) for row in zip(*digests)] if digests else [[] for _ in range(rows)]
+
+
+def length_of(dataset: object) -> int | None:
+    """Returns how many rows a dataset has; None where it does not tell."""
+    data: Any = dataset
+    return answer(lambda: len(data), None) if defines(dataset, "__len__") else None
 
 
 def identity(dataset: Any) -> str:
     """Returns a digest that tells a rank's own dataset from that of another rank: of the first, the middle and the last
     element of each sequence that it, or what it wraps, holds for its rows (indices of a Subset, paths, tensors). No row
     of it is read."""
-    rows = len(dataset) if hasattr(dataset, "__len__") else 0
-    held = list(getattr(dataset, "__dict__", {}).values())
-    held += [part for value in held if isinstance(value, list | tuple) for part in value if isinstance(part, Tensor)]
-    sequences = [value for value in held if isinstance(value, SEQUENCES) and getattr(value, "ndim", None) != 0]
+    rows = length_of(dataset) or 0
+    values = list(attributes_of(dataset).values())
+    values += [part for value in values if type(value) in (list, tuple) for part in value if is_a(part, Tensor)]
+    sequences = [value for value in values if type(value) in SEQUENCES and attribute_of(value, "ndim") != 0]
     sequences = [value for value in sequences if len(value) == rows]
     ends = [value[index] for value in sequences for index in (0, rows // 2, rows - 1)] if rows else []
-    leaves = [leaf for leaf in leaves_of(ends) if isinstance(leaf, PLAIN)]
-    wrapped = getattr(dataset, "dataset", None)
+    leaves = [
+        leaf for leaf in known_leaves(ends) if type(leaf) in PLAIN or is_a(leaf, (Tensor, np.generic, np.ndarray))
+    ]
+    wrapped = attribute_of(dataset, "dataset")
     if wrapped is not None and (digest := identity(wrapped)):
         leaves.append(digest)
     return digest_rows(leaves, 1)[0] if leaves else ""
@@ -256,7 +265,7 @@ def identity(dataset: Any) -> str:
 
 def rows_of(data: Any) -> list[str]:
     """Returns digests of the rows of a model's inputs: of all tensors whose first dimension is the first one's."""
-    leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
+    leaves = [leaf for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()]
     rows = len(leaves[0]) if leaves else 0
     return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []
 

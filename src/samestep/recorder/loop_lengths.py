@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from samestep.job.foreign import attributes_of, is_a
 from samestep.recorder.call_sites import TORCH_AND_THIS
 from samestep.records.script import LoopRecord
 from samestep.world.imports import INSTALLED
@@ -61,7 +62,7 @@ def _of_frame(frame: FrameType, file: str) -> list[LoopRecord]:
     around = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, LOOPS)
+        if is_a(node, LOOPS)
         and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         and (node.lineno >= function or frame.f_code.co_name == "<module>")
     ]
@@ -73,11 +74,11 @@ def _of_frame(frame: FrameType, file: str) -> list[LoopRecord]:
 
 
 def _names(tree: ast.AST | None) -> list[ast.Name]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Name)] if tree else []
+    return [node for node in ast.walk(tree) if is_a(node, ast.Name)] if tree else []
 
 
 def _length(loop: ast.AST, values: dict[str, Any]) -> int | None:
-    if not isinstance(loop, ast.For):
+    if not is_a(loop, ast.For):
         return None
     try:
         return _rounds(loop.iter, values)
@@ -87,14 +88,14 @@ def _length(loop: ast.AST, values: dict[str, Any]) -> int | None:
 
 def _rounds(head: ast.expr, values: dict[str, Any]) -> int:
     """Returns how often a loop over an expression goes round."""
-    if isinstance(head, ast.Call):
+    if is_a(head, ast.Call):
         name = ast.unparse(head.func).rpartition(".")[2]
         if name in ("range", "trange"):
             return len(range(*(_value(argument, values) for argument in head.args)))
         if name in WRAPPERS and head.args:
             return _rounds(head.args[0], values)
         raise Unknown
-    if isinstance(head, ast.List | ast.Tuple) and not any(isinstance(value, ast.Starred) for value in head.elts):
+    if is_a(head, ast.List | ast.Tuple) and not any(is_a(value, ast.Starred) for value in head.elts):
         return len(head.elts)
     return _size(_value(head, values))
 
@@ -107,12 +108,12 @@ def _value(node: ast.expr, values: dict[str, Any]) -> Any:
         case ast.Name() if node.id in values:
             return values[node.id]
         case ast.Attribute():
-            held = getattr(_value(node.value, values), "__dict__", {})
+            held = attributes_of(_value(node.value, values))
             if node.attr in held:
                 return held[node.attr]
         case ast.BinOp() if type(node.op) in OPERATIONS:
             left, right = _value(node.left, values), _value(node.right, values)
-            if isinstance(left, int | float) and isinstance(right, int | float):
+            if is_a(left, int | float) and is_a(right, int | float):
                 return OPERATIONS[type(node.op)](left, right)
         case ast.Call(func=ast.Name(id="len" | "int" as name), args=[argument]):
             value = _value(argument, values)
@@ -121,6 +122,6 @@ def _value(node: ast.expr, values: dict[str, Any]) -> Any:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, list | tuple | range | DataLoader):
+    if is_a(value, list | tuple | range | DataLoader):
         return len(value)
     raise Unknown

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep.job.walk import leaves_of
+from samestep.job.foreign import is_a
+from samestep.job.walk import known_leaves
 from samestep.records.script import LossRecord
 
 # Nodes that hand a scalar's gradient on as it is.
@@ -42,9 +43,9 @@ LARGEST = 10_000  # nodes of a graph that are looked at
 
 def scalar_of(loss: Any) -> Tensor | None:
     """Returns the scalar that backward() is given, alone or as the only one of a list; None where it is another."""
-    if isinstance(loss, list | tuple) and len(loss) == 1:
+    if is_a(loss, list | tuple) and len(loss) == 1:
         loss = loss[0]
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+    return loss if is_a(loss, Tensor) and loss.numel() == 1 else None
 
 
 def terms(loss: Tensor) -> list[LossRecord]:
@@ -77,7 +78,7 @@ def functions_of(loss: Tensor) -> set[str]:
 
 def nodes_of(outputs: Any) -> set[Any]:
     """Returns the nodes of a graph that have computed what a module has returned."""
-    tensors = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in known_leaves(outputs) if is_a(leaf, Tensor)]
     return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
 
 
@@ -149,7 +150,7 @@ def _factor(node: Any, name: str, differentiable: list[int]) -> float | None:
         return None
     is_first = differentiable[0] == 0
     operand = node._saved_other if is_first else node._saved_self
-    if isinstance(operand, Tensor):
+    if is_a(operand, Tensor):
         if operand.numel() != 1:
             return None
         operand = operand.item()
@@ -168,10 +169,10 @@ def _term(node: Any, name: str, weight: float) -> LossRecord:
         return UNKNOWN
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
     scores = getattr(node, "_saved_self", None) if name.startswith("NllLoss") else None
-    classes = int(scores.shape[1]) if isinstance(scores, Tensor) and scores.dim() > 1 else 0
+    classes = int(scores.shape[1]) if is_a(scores, Tensor) and scores.dim() > 1 else 0
     # With weights of classes, the total is no number of targets.
     classes = classes if getattr(node, "_saved_weight", None) is None else 0
-    if isinstance(total, Tensor) and total.numel() == 1 and float(total):
+    if is_a(total, Tensor) and total.numel() == 1 and float(total):
         return LossRecord(weight, reduction, round(float(total)), name, classes=classes)
     return LossRecord(weight, reduction, _size(node), name, classes=classes)
 
@@ -183,7 +184,7 @@ def _unmasked(node: Any) -> int:
         return 0
     masks = [getattr(product, name, None) for name in ("_saved_other", "_saved_self")]
     # Of a product the factor that needs no gradient is saved for the other one's alone.
-    mask = next((mask for mask in masks if isinstance(mask, Tensor) and not mask.requires_grad), None)
+    mask = next((mask for mask in masks if is_a(mask, Tensor) and not mask.requires_grad), None)
     if mask is None or mask.numel() != _size(node) or not bool(((mask == 0) | (mask == 1)).all()):
         return 0
     return int(mask.sum())
@@ -197,4 +198,4 @@ def _size(node: Any) -> int:
         if hasattr(node, name):
             return math.prod(int(size) for size in getattr(node, name))
     saved = getattr(node, "_saved_self", None)
-    return saved.numel() if isinstance(saved, Tensor) else 0
+    return saved.numel() if is_a(saved, Tensor) else 0

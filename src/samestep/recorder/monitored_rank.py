@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import _utils, dataloader, get_worker_info
 
+from samestep.job.foreign import ById, is_a
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS, write_stacks
@@ -92,7 +92,7 @@ class MonitoredRank:
     def patch_loaders(self) -> None:
         """Notes when the training waits for a batch, and how long a batch takes to load."""
         next_batch = ITERATOR.__next__
-        begun = weakref.WeakSet[Any]()
+        begun = ById[None]()
 
         @functools.wraps(next_batch)
         def new_next(iterator: Any) -> Any:
@@ -108,7 +108,7 @@ class MonitoredRank:
                     ahead = getattr(iterator, "_prefetch_factor", None) or 0  # a private name, that not every kind has
                     workers = getattr(iterator, "_num_workers", 0)
                     heartbeat.loaded(took, cpu, workers, ahead, first=workers > 0 and iterator not in begun)
-                    begun.add(iterator)
+                    begun.put(iterator, None)
                 heartbeat.begin(TRAINING, self._steps)
 
         ITERATOR.__next__ = new_next
@@ -217,7 +217,7 @@ class MonitoredRank:
 
     def _note(self, error: BaseException, rank: int) -> None:
         """Writes an exception down, once. rank: that this process would have become; NONE: none that is known."""
-        if isinstance(error, KeyboardInterrupt) or error is self._noted or _tells_of_another_process(error):
+        if is_a(error, KeyboardInterrupt) or error is self._noted or _tells_of_another_process(error):
             return
         if not self._pid and rank != NONE and not _is_alive(self._folder / f"pid-rank{rank}"):
             self._pid, self._rank = os.getpid(), rank

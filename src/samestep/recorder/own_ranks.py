@@ -23,6 +23,7 @@ import torch.distributed
 import torch.multiprocessing
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.job.foreign import is_a
 from samestep.message import message
 from samestep.recorder.random_numbers import seed_anew
 from samestep.recorder.replay_player import ReplayPlayer
@@ -168,7 +169,7 @@ def _with_one(value: Any, ranks: int, name: str, done: bool) -> tuple[Any, bool]
         is_setting = bool(name) and bool(SIZE.search(name.lower()))
         is_first = not name and not done
         return (1, done or not name) if value == ranks and (is_setting or is_first) else (value, done)
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+    if is_a(value, tuple | list) and type(value) in (tuple, list):
         parts = []
         for part in value:
             part, done = _with_one(part, ranks, "", done)
@@ -176,7 +177,7 @@ def _with_one(value: Any, ranks: int, name: str, done: bool) -> tuple[Any, bool]
         return type(value)(parts), done
     if type(value) is dict:
         return {key: _with_one(part, ranks, str(key), True)[0] for key, part in value.items()}, done
-    if isinstance(value, Namespace | SimpleNamespace) or hasattr(type(value), "__dataclass_fields__"):
+    if is_a(value, Namespace | SimpleNamespace) or hasattr(type(value), "__dataclass_fields__"):
         changed = copy.copy(value)
         for key, part in vars(value).items():
             object.__setattr__(changed, key, _with_one(part, ranks, key, True)[0])
@@ -188,9 +189,9 @@ def _numbers(value: Any) -> list[int]:
     """Returns the plain numbers in arguments."""
     if type(value) is int:
         return [value]
-    if isinstance(value, tuple | list):
+    if is_a(value, tuple | list):
         return [number for part in value for number in _numbers(part)]
-    parts = value if isinstance(value, dict) else vars(value) if isinstance(value, Namespace) else {}
+    parts = value if is_a(value, dict) else vars(value) if is_a(value, Namespace) else {}
     return [number for part in parts.values() for number in _numbers(part)]
 
 
@@ -211,7 +212,7 @@ def _global_number(function: Any, number: int, visited: set[Any]) -> str:
 
 def _codes(function: Any, visited: set[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     """Yields (code, global names) of a function, and of those that it calls by a global name; not a library's."""
-    while isinstance(function, functools.partial):
+    while is_a(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
@@ -225,5 +226,5 @@ def _codes(function: Any, visited: set[Any]) -> Iterator[tuple[CodeType, dict[st
 
 def _names(code: CodeType) -> list[str]:
     """Returns the global names that a function's code reads, with those of the functions inside of it."""
-    inside = [name for value in code.co_consts if isinstance(value, CodeType) for name in _names(value)]
+    inside = [name for value in code.co_consts if is_a(value, CodeType) for name in _names(value)]
     return [*code.co_names, *inside]

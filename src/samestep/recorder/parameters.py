@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from samestep.job.foreign import attribute_of, defines, named_buffers_in, named_parameters_in, parts_in
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
 from samestep.recorder.pieces import Pieces
@@ -41,7 +42,7 @@ def stage_prefix() -> str:
     frame: FrameType | None = sys._getframe() if PIPELINES in sys.modules else None
     while frame:
         stage: Any = frame.f_locals.get("self")
-        if type(stage).__module__ == PIPELINES and hasattr(stage, "stage_index"):
+        if type(stage).__module__ == PIPELINES and defines(stage, "stage_index"):
             return f"stage {stage.stage_index}: "
         frame = frame.f_back
     return ""
@@ -52,8 +53,8 @@ def precisions(modules: Iterable[Any], parameters: Iterable[Tensor]) -> set[str]
     they lose more."""
     dtypes = {dtype_name(parameter) for parameter in parameters}
     for module in modules:
-        for hook, _ in getattr(module, "_comm_hooks", ()):
-            name = getattr(hook, "__name__", "")
+        for hook, _ in attribute_of(module, "_comm_hooks", ()):
+            name = attribute_of(hook, "__name__", "")
             dtypes |= {dtype for start, dtype in ROUND_TO.items() if name.startswith(start)}
             dtypes |= {COMPRESSED for word in LOSSY if word in name}
     return dtypes
@@ -167,7 +168,7 @@ class Parameters:
     def of_last_ddp(self) -> list[str]:
         """Returns the names of the trained parameters of DistributedDataParallel's last module, in its order."""
         wrappers = [module for module in self._modules if type(module).__name__ == "DistributedDataParallel"]
-        named = wrappers[-1].module.named_parameters() if wrappers else ()
+        named = named_parameters_in(wrappers[-1].module) if wrappers else ()
         return [name for name, parameter in named if parameter.requires_grad]
 
     def is_trained(self, parameter: Tensor) -> bool:
@@ -180,7 +181,7 @@ class Parameters:
         trained = {number for number, tensor in passing.items() if tensor.requires_grad}
         self._has_unseen_shards = self._has_unseen_shards or bool(trained - {*self._unsharded})
         self.flattened.patch_clipping(module, self._on_clip)
-        new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
+        new = [(plain(name), p) for name, p in named_parameters_in(module) if p.requires_grad]
         new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
         if not new:
             return
@@ -188,7 +189,7 @@ class Parameters:
         self.splits = self.splits or sharding.splits_model(module)
         self._data |= sharding.data_dimensions(module)
         prefix = stage_prefix()
-        still = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and id(p) not in passing]
+        still = [(n, p) for n, p in named_parameters_in(module) if not p.requires_grad and id(p) not in passing]
         frozen = {f"{prefix}{plain(name)} (frozen)": p for name, p in still if self._has_copies(p)}
         self._note_pieces(frozen)
         self._add_to_start(sharding.digests_of({n: p for n, p in frozen.items() if n not in self.start}))
@@ -218,7 +219,7 @@ class Parameters:
         """Takes the digests of an outermost module without trainable parameters."""
         if id(module) not in self._frozen:
             self._frozen[id(module)] = module
-            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            held = {**dict(named_parameters_in(module)), **dict(named_buffers_in(module))}
             whole = {n: t for n, t in held.items() if not is_lazy(t) and not sharding.is_sharded(t)}
             passing = sharding.unsharded(module)
             named = {f"{type(module).__name__} (frozen): {n}": t for n, t in whole.items() if id(t) not in passing}
@@ -232,7 +233,7 @@ class Parameters:
     def _ties(self, module: nn.Module) -> list[tuple[str, str]]:
         """Returns (embedding, output layer) pairs of parameters that begin with the same values."""
         weights: dict[type, list[str]] = {nn.Embedding: [], nn.Linear: []}
-        for part in module.modules():
+        for part in parts_in(module):
             if type(part) in weights and id(part.weight) in self._names:
                 weights[type(part)].append(self._names[id(part.weight)])
         return [
@@ -345,7 +346,7 @@ class Parameters:
 
     def buffers(self) -> dict[str, int]:
         """Returns the digests of all modules' buffers."""
-        named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
+        named = {plain(n): b.detach() for module in self._modules for n, b in named_buffers_in(module)}
         return sharding.digests_of({name: buffer for name, buffer in named.items() if not is_shard(buffer)})
 
     def forget(self) -> None:

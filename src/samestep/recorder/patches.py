@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import dataloader
 from torch.utils.data.distributed import DistributedSampler
 
+from samestep.job.foreign import attribute_of, is_a, parameters_in, parts_in
 from samestep.records.divided_models import SMALL
 from samestep.records.script import SaveRecord
 
@@ -67,7 +68,7 @@ def patch_training_forwards(around: Around) -> None:
     """Calls around(call, module, args, kwargs) for each training forward of an outermost module, instead of it."""
 
     def training(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if trains(module) and any(parameter.requires_grad for parameter in module.parameters()):
+        if trains(module) and any(parameter.requires_grad for parameter in parameters_in(module)):
             return around(call, module, args, kwargs)
         return call(*args, **kwargs)
 
@@ -76,7 +77,7 @@ def patch_training_forwards(around: Around) -> None:
 
 def is_in_training_mode(module: nn.Module) -> bool:
     """Whether some part of a module is in training mode."""
-    return any(part.training for part in module.modules())
+    return any(attribute_of(part, "training") for part in parts_in(module))
 
 
 class TrainingMode:
@@ -127,8 +128,8 @@ def make_gradients_small() -> None:
         # One inside of another, as of a checkpoint, is given what is small already.
         if in_backward():
             return backward(tensors, grad_tensors, *args, **kwargs)
-        roots = [tensors] if isinstance(tensors, Tensor) else [*tensors]
-        given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else [*grad_tensors]
+        roots = [tensors] if is_a(tensors, Tensor) else [*tensors]
+        given = [grad_tensors] if grad_tensors is None or is_a(grad_tensors, Tensor) else [*grad_tensors]
         given += [None] * (len(roots) - len(given))
         small = [torch.full_like(r, SMALL) if g is None else g * SMALL for r, g in zip(roots, given)]
         return backward(roots, small, *args, **kwargs)
@@ -151,7 +152,7 @@ def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None])
 
     @functools.wraps(clip)
     def new_clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        listed = [parameters] if is_a(parameters, Tensor) else list(parameters)
         norm = name == "clip_grad_norm_" and float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2)) == 2
         norm = norm or name == "clip_grads_with_norm_"  # whose norm the script has computed
         given = [kwargs[key] for key in ("max_norm", "clip_value") if key in kwargs]
@@ -284,16 +285,16 @@ def patch_schedulers(made: Callable[[LRScheduler], None]) -> None:
 
 def optimizer_of(scheduler: LRScheduler) -> Any:
     """Returns a scheduler's optimizer, without the wrapper of a library."""
-    optimizer = getattr(scheduler, "optimizer", None)
-    return getattr(optimizer, "optimizer", optimizer)
+    optimizer = attribute_of(scheduler, "optimizer")
+    return attribute_of(optimizer, "optimizer", optimizer)
 
 
 def length_of(scheduler: LRScheduler) -> int | None:
     """Returns how often a schedule is to be advanced; None where it has no end, or that is not known."""
-    function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
-    named = getattr(function, "keywords", {}).get("num_training_steps")  # as transformers' schedules have it
-    lengths = [getattr(scheduler, name, None) for name in ("T_max", "total_steps")]
-    return next((int(length) for length in (*lengths, named) if isinstance(length, int | float)), None)
+    function = next(iter(attribute_of(scheduler, "lr_lambdas", ())), None)
+    named = attribute_of(function, "keywords", {}).get("num_training_steps")  # as transformers' schedules have it
+    lengths = [attribute_of(scheduler, name) for name in ("T_max", "total_steps")]
+    return next((int(length) for length in (*lengths, named) if is_a(length, int | float)), None)
 
 
 class Saves:
@@ -308,7 +309,7 @@ class Saves:
 
         @functools.wraps(save)
         def new_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, str | os.PathLike):  # a file object has no name to go by
+            if is_a(f, str | os.PathLike):  # a file object has no name to go by
                 self._step_of.setdefault(os.path.realpath(os.fspath(f)), steps_done())
             save(obj, f, *args, **kwargs)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep.job.walk import leaves_of
+from samestep.job.foreign import is_a
+from samestep.job.walk import known_leaves
 from samestep.rank.shards import place_of
 from samestep.records.script import Kind, MeshRecord, PieceRecord
 
@@ -49,7 +50,7 @@ class Pieces:
             return
         if self._from_local is None:
             self._patch_from_local()
-        self._inputs = {leaf.data_ptr() for leaf in leaves_of(inputs) if isinstance(leaf, Tensor) and leaf.numel()}
+        self._inputs = {leaf.data_ptr() for leaf in known_leaves(inputs) if is_a(leaf, Tensor) and leaf.numel()}
 
     def _patch_from_local(self) -> None:
         kind = sys.modules[DTENSOR].DTensor
@@ -58,7 +59,7 @@ class Pieces:
         @functools.wraps(from_local)
         def new_from_local(local: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any) -> Any:
             cut = any(hasattr(placement, "dim") for placement in placements or ())
-            if cut and isinstance(local, Tensor) and local.numel() and local.data_ptr() in self._inputs:
+            if cut and is_a(local, Tensor) and local.numel() and local.data_ptr() in self._inputs:
                 self.divides_inputs = True
             return from_local(local, device_mesh, placements, **kwargs)
 

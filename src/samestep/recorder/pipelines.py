@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
+from samestep.job.foreign import is_a, named_parameters_in, parameters_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder.batches import copied
@@ -168,11 +169,11 @@ class Pipelines:
         """Takes the digests of the whole model, where this rank has it: a module with more than the stage's weights."""
         if self._model:
             return
-        held = {id(weight) for weight in stage.submod.parameters()}
+        held = {id(weight) for weight in parameters_in(stage.submod)}
         largest: dict[str, nn.Parameter] = {}
         for thing in gc.get_objects():
             if issubclass(type(thing), nn.Module) and thing is not stage.submod and "_parameters" in thing.__dict__:
-                named = dict(thing.named_parameters())
+                named = dict(named_parameters_in(thing))
                 if len(named) > len(largest) and held and held < {id(weight) for weight in named.values()}:
                     largest = named
         if not any(weight.is_meta or is_shard(weight) for weight in largest.values()):
@@ -212,7 +213,7 @@ class Pipelines:
 
     def _keep_modules(self, stages: Sequence[Any]) -> None:
         modules = {stage.stage_index: unwrapped(stage.submod) for stage in stages}
-        if any(is_shard(weight) for module in modules.values() for weight in module.parameters()):
+        if any(is_shard(weight) for module in modules.values() for weight in parameters_in(module)):
             self.kept.why_not = message("stages_are_sharded")
             return
         pipe, self._pipe = self._pipe, None
@@ -235,7 +236,7 @@ def stages_of(schedule: Any) -> list[Any]:
 
 def unwrapped(module: Any) -> Any:
     """Returns a stage's module without DistributedDataParallel."""
-    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+    return module.module if is_a(module, nn.parallel.DistributedDataParallel) else module
 
 
 def weights_of(modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
@@ -247,7 +248,7 @@ def parameters_of(modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
     """Returns all parameters of stages, as they are named in a record; one that stages share once."""
     named, known = dict[str, nn.Parameter](), set[int]()
     for index, module in sorted(modules.items()):
-        for name, parameter in module.named_parameters():
+        for name, parameter in named_parameters_in(module):
             if id(parameter) not in known:
                 known.add(id(parameter))
                 named[f"stage {index}: {plain(name)}"] = parameter
@@ -259,8 +260,8 @@ def parameters_of(modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, type | FunctionType) and LOCAL_NAME in thing.__qualname__:
-            return _defined_here, (thing.__module__, thing.__qualname__, isinstance(thing, type))
+        if is_a(thing, type | FunctionType) and LOCAL_NAME in thing.__qualname__:
+            return _defined_here, (thing.__module__, thing.__qualname__, is_a(thing, type))
         return NotImplemented
 
 
@@ -272,6 +273,6 @@ def _defined_here(module: str, name: str, is_class: bool) -> Any:
     """Returns what this process's run of the script has defined of that name, too."""
     kind = type if is_class else FunctionType
     for thing in gc.get_objects():
-        if isinstance(thing, kind) and (thing.__module__, thing.__qualname__) == (module, name):
+        if is_a(thing, kind) and (thing.__module__, thing.__qualname__) == (module, name):
             return thing
     raise AttributeError(f"{name} is not defined on this rank")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.job.foreign import ById, parameters_in
 from samestep.recorder import patches, sharding
 from samestep.recorder.batches import holds_loss
 from samestep.recorder.call_sites import CallSites
@@ -149,7 +149,9 @@ class OptimizerSteps:
         self.depth += 1
         if self.depth == 1:
             self._begin()
-        closure = kwargs.get("closure") or next((value for value in args[1:] if callable(value)), None)
+        closure = kwargs.get("closure")
+        if closure is None:
+            closure = next((value for value in args[1:] if callable(value)), None)
         if closure is None:
             self._take()
             return None
@@ -206,7 +208,7 @@ class Recorder:
         self._reductions = patches.Reductions()
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self.talks, self._first_forward = Talks(world.rank), FirstForward(self._sites_are_users)
-        self._located = WeakSet[nn.Module]()  # whose lines are noted
+        self._located = ById[None]()  # whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
         self.pipelines = Pipelines(
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
@@ -304,7 +306,7 @@ class Recorder:
     # Forward and backward
 
     def _around_forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        if not any(parameter.requires_grad for parameter in parameters_in(module)):
             self.timed(self._note_forward)("frozen forward", module)
             self.timed(self._add_frozen)(module)
             return call(*args, **kwargs)
@@ -336,7 +338,7 @@ class Recorder:
     def _note_forward(self, call: Call, module: nn.Module) -> None:
         self._sites.note(call, type(module).__name__)
         if module not in self._located:
-            self._located.add(module)
+            self._located.put(module, None)
             self._sites.note_model(module)
 
     def _restart_if_needed(self, module: nn.Module) -> None:
@@ -346,7 +348,7 @@ class Recorder:
             mode.was_seen = True
             if self.window.micro_batches and not self.steps and not self.window.done:
                 self._forget_forwards()
-        is_new = bool(self.steps) and not any(map(self.parameters.is_trained, module.parameters()))
+        is_new = bool(self.steps) and not any(map(self.parameters.is_trained, parameters_in(module)))
         if is_new and patches.trains(module) and not self.skips and self._alone.were_before_meeting():
             self._forget_steps()
         self._alone.begin_forward()

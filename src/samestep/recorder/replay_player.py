@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.job.foreign import attribute_of, is_a, named_buffers_in, named_parameters_in
 from samestep.message import Message, message
 from samestep.rank.shards import block_of
 from samestep.recorder.alike_replicas import AlikeReplicas
@@ -306,13 +307,13 @@ class ReplayPlayer:
         order: RowOrder,
     ) -> Any:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
-        if hasattr(module, "_orig_mod"):
+        if attribute_of(module, "_orig_mod") is not None:
             self.stop(message("compiled_model_not_played_by_rank"))
         inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         lists = lists_of_rows(args, sum(order.sizes))
-        frozen = [(name, parameter) for name, parameter in inner.named_parameters() if not parameter.requires_grad]
-        buffers_and_frozen = [*inner.named_buffers(), *frozen]
+        frozen = [(name, parameter) for name, parameter in named_parameters_in(inner) if not parameter.requires_grad]
+        buffers_and_frozen = [*named_buffers_in(inner), *frozen]
         states = [(n, state, state._version) for n, state in buffers_and_frozen if n.split(".")[-1] not in STATISTICS]
 
         def by_rank(*args: Any, **kwargs: Any) -> Any:
@@ -491,7 +492,7 @@ def _counts(rank: ReplayData) -> list[int]:
 
 def _unwrapped(module: Any) -> Any:
     """Returns the module inside of DataParallel, DistributedDataParallel and Fabric's wrapper."""
-    if isinstance(module, DataParallel | DistributedDataParallel):
+    if is_a(module, DataParallel | DistributedDataParallel):
         return _unwrapped(module.module)
     inside = module._modules.get("_forward_module")  # of Fabric
     return _unwrapped(inside) if inside is not None else module
@@ -514,7 +515,7 @@ def _are_equal(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 def _set_rate(group: Any, rate: Any) -> None:
-    if isinstance(group["lr"], Tensor):
+    if is_a(group["lr"], Tensor):
         group["lr"].fill_(float(rate))
     else:
         group["lr"] = rate

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from samestep.job.foreign import attribute_of, is_a, named_buffers_in, parts_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
@@ -188,7 +189,7 @@ class ReplaySaver:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         parameters = self._recorder.parameters.by_name
         self._end_draws()
-        self.data.batch_norm |= any(map(_is_batch_norm, module.modules()))
+        self.data.batch_norm |= any(map(_is_batch_norm, parts_in(module)))
         self.data.why_not = self.data.why_not or self._why_not()
         new = {name: parameter for name, parameter in parameters.items() if name not in self._start}
         self._start |= self._weights(new)
@@ -276,10 +277,10 @@ class ReplaySaver:
 
 
 def buffers(module: nn.Module) -> Weights:
-    return {plain(name): buffer for name, buffer in module.named_buffers()}
+    return {plain(name): buffer for name, buffer in named_buffers_in(module)}
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
     """Whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
     kind = nn.modules.batchnorm._BatchNorm
-    return module.training and isinstance(module, kind) and not isinstance(module, nn.SyncBatchNorm)
+    return attribute_of(module, "training") and is_a(module, kind) and not is_a(module, nn.SyncBatchNorm)

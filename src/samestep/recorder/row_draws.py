@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
+from samestep.job.foreign import attributes_of, is_a
 from samestep.recorder.random_numbers import DRAWS, SHARES, Randoms, digest, patch_draws, patch_shares, torch_state
 from samestep.records.files import replace_by
 from samestep.records.script import FetchDraws
@@ -67,7 +68,7 @@ class RowDraws:
 
     def train(self, step: int, rows: int, inputs: Any = ()) -> None:
         """Is called before each training forward, of so many rows. inputs: what the model is given."""
-        given = [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
+        given = [value for value in tree_leaves(inputs) if is_a(value, Tensor)]
         states = [
             state
             for numbers, state in self._draws
@@ -130,8 +131,8 @@ class RowDraws:
         kind.fetch = new_fetch
 
     def _note(self, fetch: Callable[[], Any], fetcher: Any, index: Any) -> Any:
-        rows = len(index) if isinstance(index, list | tuple) else 1
-        is_stream = isinstance(fetcher, fetchers._IterableDatasetFetcher)
+        rows = len(index) if is_a(index, list | tuple) else 1
+        is_stream = is_a(fetcher, fetchers._IterableDatasetFetcher)
         before = twisters()
         held = [] if is_stream else [*generators(fetcher.dataset)]
         held_before = [state_of(generator) for generator in held]
@@ -212,18 +213,18 @@ def drawn_twisters(before: list[Twister], words: int) -> list[str]:
 
 def generators(thing: Any, depth: int = 0) -> Iterator[Any]:
     """Yields the generators of numpy and Python that a dataset, its transforms, or what it wraps holds."""
-    if isinstance(thing, np.random.Generator | np.random.RandomState | random.Random):
-        if not isinstance(thing, random.SystemRandom):
+    if is_a(thing, np.random.Generator | np.random.RandomState | random.Random):
+        if not is_a(thing, random.SystemRandom):
             yield thing
-    elif depth < DEPTH and not isinstance(thing, type | ModuleType | Tensor | np.ndarray):
-        held = thing[:WIDTH] if isinstance(thing, list | tuple) else getattr(thing, "__dict__", {}).values()
+    elif depth < DEPTH and not is_a(thing, type | ModuleType | Tensor | np.ndarray):
+        held = thing[:WIDTH] if is_a(thing, list | tuple) else attributes_of(thing).values()
         for value in [*held]:
             yield from generators(value, depth + 1)
 
 
 def state_of(generator: Any) -> str:
     """Returns the digest of a generator's state."""
-    if isinstance(generator, random.Random):
+    if is_a(generator, random.Random):
         return digest(pickle.dumps(generator.getstate()))
-    state = generator.get_state() if isinstance(generator, np.random.RandomState) else generator.bit_generator.state
+    state = generator.get_state() if is_a(generator, np.random.RandomState) else generator.bit_generator.state
     return digest(pickle.dumps(state))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.job.foreign import attribute_of, attributes_of, is_a
 from samestep.recorder.patches import length_of
 from samestep.records.script import GroupSettings, ScheduleRecord
 
@@ -32,22 +33,22 @@ def schedule_record(place: int, scheduler: LRScheduler) -> ScheduleRecord:
     """Returns the record of a schedule. place: its number."""
     values = {
         name: number(value)
-        for name, value in vars(scheduler).items()
+        for name, value in attributes_of(scheduler).items()
         if (not name.startswith("_") or name == "_milestones") and name not in COUNTERS and _is_number(value)
     }
-    for function in getattr(scheduler, "lr_lambdas", ())[:1]:  # as transformers' schedules have them
-        keywords = getattr(function, "keywords", {})
+    for function in attribute_of(scheduler, "lr_lambdas", ())[:1]:  # as transformers' schedules have them
+        keywords = attribute_of(function, "keywords", {})
         values |= {name: number(value) for name, value in keywords.items() if _is_number(value)}
     return ScheduleRecord(place, length_of(scheduler), type(scheduler).__name__, values)
 
 
 def number(value: Any) -> Any:
     """Returns a number, or several, as JSON has them."""
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         return value.item()
-    if isinstance(value, Counter):
+    if is_a(value, Counter):
         return [float(count) for count in sorted(value.elements())]
-    return [number(part) for part in value] if isinstance(value, list | tuple) else value
+    return [number(part) for part in value] if is_a(value, list | tuple) else value
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -55,10 +56,10 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
+    if is_a(value, Tensor):
         return value.numel() == 1
-    if isinstance(value, Counter):
-        return all(isinstance(part, int | float) for part in value)
-    if isinstance(value, list | tuple):
+    if is_a(value, Counter):
+        return all(is_a(part, int | float) for part in value)
+    if is_a(value, list | tuple):
         return len(value) > 0 and all(map(_is_number, value))
-    return isinstance(value, int | float)
+    return is_a(value, int | float)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.job.foreign import attribute_of, attributes_of, is_a, parameters_in, parts_in
 from samestep.rank.digests import digests
 from samestep.rank.shards import block_of, fsdp_params_of, is_shard, place_of
 from samestep.recorder.patches import HUGE
@@ -100,8 +101,8 @@ def is_whole_in_world(tensor: Any, world_size: int) -> bool:
 def splits_model(module: nn.Module) -> bool:
     """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
     ranks compute parts of the same rows."""
-    by_fsdp = {id(parameter) for unit in _fsdp2_modules(module) for parameter in unit.parameters()}
-    sharded: list[Any] = [parameter for parameter in module.parameters() if is_shard(parameter)]
+    by_fsdp = {id(parameter) for unit in _fsdp2_modules(module) for parameter in parameters_in(unit)}
+    sharded: list[Any] = [parameter for parameter in parameters_in(module) if is_shard(parameter)]
     return any(
         id(parameter) not in by_fsdp or sum(placement.is_shard() for placement in parameter.placements) > 1
         for parameter in sharded
@@ -175,7 +176,7 @@ def data_dimensions(module: nn.Module) -> dict[int, int]:
 
 
 def _fsdp2_modules(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if "FSDPModule" in (kind.__name__ for kind in type(part).__mro__)]
+    return [part for part in parts_in(module) if "FSDPModule" in (kind.__name__ for kind in type(part).__mro__)]
 
 
 def hook_unsharded(
@@ -188,13 +189,15 @@ def hook_unsharded(
 
     def before_forward(attributes: Mapping[str, str], part: nn.Module, _: Any) -> None:
         for attribute, name in attributes.items():
-            parameter = getattr(part, attribute)
+            parameter = attribute_of(part, attribute)
             if id(parameter) not in names and parameter.requires_grad and id(parameter) not in hooked:
                 hooked[id(parameter)] = parameter
                 parameter.register_hook(functools.partial(on_gradient, name))
 
-    for part in module.modules():
-        attributes = {attribute: names[id(p)] for attribute, p in part._parameters.items() if id(p) in names}
+    for part in parts_in(module):
+        attributes = {
+            attribute: names[id(p)] for attribute, p in attributes_of(part)["_parameters"].items() if id(p) in names
+        }
         if attributes:
             part.register_forward_pre_hook(functools.partial(before_forward, attributes))
 
@@ -269,7 +272,7 @@ class Flattened:
         def new_clip(max_norm: float, norm_type: float = 2.0) -> Tensor:
             # Else torch.nn.utils clips.
             if any(part.sharded for part in self.parts.values()) and max_norm < HUGE:
-                on_clip(list(module.parameters()), float(max_norm) if float(norm_type) == 2 else None)
+                on_clip(list(parameters_in(module)), float(max_norm) if float(norm_type) == 2 else None)
             norm: Tensor = clip(max_norm, norm_type)
             return norm
 
@@ -277,8 +280,8 @@ class Flattened:
 
 
 def _handles(module: nn.Module) -> Iterator[Any]:
-    for part in module.modules():
-        if type(part).__name__ == "FullyShardedDataParallel" and getattr(part, "_handle", None) is not None:
+    for part in parts_in(module):
+        if type(part).__name__ == "FullyShardedDataParallel" and attribute_of(part, "_handle") is not None:
             yield part._handle
 
 
@@ -363,7 +366,7 @@ def refresh_engine(engine: Any) -> bool:
     refresh = getattr(engine.optimizer, "refresh_fp32_params", None)
     if refresh is not None:
         refresh()
-    return refresh is not None or isinstance(engine.optimizer, torch.optim.Optimizer)
+    return refresh is not None or is_a(engine.optimizer, torch.optim.Optimizer)
 
 
 def engine_gradients(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:

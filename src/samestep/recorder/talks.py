@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from samestep.job.walk import leaves_of
+from samestep.job.foreign import attribute_of, defines, is_a, named_parts_in, parts_in
+from samestep.job.walk import known_leaves
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward
@@ -116,7 +117,7 @@ class Talks:
     def _note(self, name: str, args: Any, kwargs: Any, *, peers: list[Any] | None, caller: str) -> None:
         """peers: the other ranks of point-to-point operations. caller: the name of the module that calls."""
         # What is reduced beside a model, as a number of rows or the statistics of a loss, is no matrix.
-        tensors = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in known_leaves((args, kwargs)) if is_a(leaf, Tensor)]
         if caller.startswith(OF_TORCH) and not caller.startswith("torch.distributed.nn"):
             return
         if not any(tensor.is_floating_point() and tensor.dim() > 1 for tensor in tensors):
@@ -140,7 +141,7 @@ def _peer(args: Any, kwargs: Any) -> int | None:
 def members(args: Any, kwargs: Any) -> tuple[int, ...]:
     """Returns the ranks of the group that is among the arguments of an operation; of none all."""
     for value in (*kwargs.values(), *args):
-        if isinstance(value, dist.ProcessGroup):
+        if is_a(value, dist.ProcessGroup):
             with suppress(KeyError):  # a group that torch has not made
                 return tuple(sorted(dist.get_process_group_ranks(value)))
             return tuple(range(value.size()))
@@ -161,11 +162,11 @@ class FirstForward:
         """Records the modules that are called in the block, if it is the first one."""
         is_first, self._seen = not self._seen, True
         # A compiled model would be compiled with the hooks.
-        odd = hasattr(model, "_orig_mod") or PIPELINES in sys.modules
+        odd = defines(model, "_orig_mod") or attribute_of(model, "_orig_mod") is not None or PIPELINES in sys.modules
         if not is_first or odd or not dist.is_initialized():
             yield
             return
-        names = {id(module): plain(name) for name, module in model.named_modules()}
+        names = {id(module): plain(name) for name, module in named_parts_in(model)}
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if torch.compiler.is_compiling() or _holds_sums((args, kwargs, output)):
@@ -174,7 +175,7 @@ class FirstForward:
             self.modules.append(ModuleRecord(names[id(module)], given, returned, self._site(module)))
 
         # After the hooks that a plan has put on a module, which add up or gather what it returns.
-        handles = [module.register_forward_hook(hook, with_kwargs=True) for module in model.modules()]
+        handles = [nn.Module.register_forward_hook(module, hook, with_kwargs=True) for module in parts_in(model)]
         try:
             yield
         finally:
@@ -192,15 +193,15 @@ class FirstForward:
 def _holds_sums(data: Any) -> bool:
     """Whether a tree holds DTensors that are still to be added up over ranks: a part of one tells nothing of the sum's
     squares."""
-    return any(placement.is_partial() for leaf in leaves_of(data) if is_shard(leaf) for placement in leaf.placements)
+    return any(placement.is_partial() for leaf in known_leaves(data) if is_shard(leaf) for placement in leaf.placements)
 
 
 def moments_of(data: Any) -> Moments:
     """Returns sums over all elements of the tensors of floating point and of numbers in a tree; of a DTensor over those
     of this rank's piece."""
     count, sums = 0, torch.zeros(4, dtype=torch.float64)
-    for leaf in map(_held, leaves_of(data)):
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.dim() and leaf.dtype != torch.bool:
+    for leaf in map(_held, known_leaves(data)):
+        if is_a(leaf, Tensor) and leaf.layout == torch.strided and leaf.dim() and leaf.dtype != torch.bool:
             values = leaf.detach().cpu().double() if not leaf.is_complex() else torch.view_as_real(leaf).cpu().double()
             count += values.numel()
             sums += torch.stack([values.sum(), values.abs().sum(), (values**2).sum(), (values**3).sum()])

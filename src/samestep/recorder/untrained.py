@@ -7,7 +7,6 @@ storage, version or sampled elements have changed: `parameter.data.mul_()` leave
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from samestep.job.foreign import ById, attribute_of, attributes_of, is_a, named_parts_in, parameters_in, parts_in
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
 from samestep.recorder.parameters import plain, sample_of
@@ -26,14 +26,14 @@ from samestep.records.script import STATISTICS, UntrainedKind, UntrainedRecord
 IsTrained = Callable[[Tensor], bool]
 
 
-def patch_copies(copied: weakref.WeakSet[nn.Module]) -> None:
+def patch_copies(copied: ById[None]) -> None:
     """Adds each module that is copied, as by copy.deepcopy, to a set."""
     set_state: Any = nn.Module.__setstate__
 
     @functools.wraps(set_state)
     def new_set_state(self: nn.Module, state: Any) -> None:
         set_state(self, state)
-        copied.add(self)
+        copied.put(self, None)
 
     nn.Module.__setstate__ = new_set_state  # type: ignore[method-assign]
 
@@ -49,8 +49,8 @@ class _Held:
     digest: int = 0
 
     def now(self) -> Tensor | None:
-        value = getattr(self.owner, self.attribute, None)
-        return value if isinstance(value, Tensor) and value.device.type != "meta" else None
+        value = attribute_of(self.owner, self.attribute)
+        return value if is_a(value, Tensor) and value.device.type != "meta" else None
 
     def look(self) -> tuple[Tensor, bool, bool] | None:
         """Returns (the tensor, whether it may have changed since the last look, whether in a part alone)."""
@@ -81,7 +81,7 @@ class Untrained:
     def __init__(self, is_trained: IsTrained) -> None:
         self._is_trained = is_trained
         self._records: dict[str, UntrainedRecord] = {}
-        self.copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.copies = ById[None]()
         self._held: dict[str, _Held] = {}
         self._names: dict[tuple[int, str], str] = {}  # (id of the owner, attribute) -> name
         self._modules: dict[int, nn.Module] = {}
@@ -95,7 +95,7 @@ class Untrained:
         if id(module) in self._modules or _is_flattened(module):
             return
         self._modules[id(module)] = module
-        has_trained = any(map(self._is_trained, module.parameters()))
+        has_trained = any(map(self._is_trained, parameters_in(module)))
         prefix = "" if has_trained else f"{type(module).__name__}: "
         self._prefixes[prefix] += 1
         if not has_trained and self._prefixes[prefix] > 1:
@@ -118,17 +118,17 @@ class Untrained:
 
     def call(self, module: nn.Module) -> None:
         """Notes a forward pass of a module that is not trained by it."""
-        for owner in module.modules() if id(module) in self._modules else ():
-            for attribute in (*owner._parameters, *owner._buffers):
+        for owner in parts_in(module) if id(module) in self._modules else ():
+            for attribute in (*attributes_of(owner)["_parameters"], *attributes_of(owner)["_buffers"]):
                 if name := self._names.get((id(owner), attribute)):
                     self._records[name] = replace(self._records[name], called=True)
 
     def add_copies(self, trained: Mapping[str, Tensor]) -> None:
         """Takes up the copies of the trained model that no forward has used: averages that are kept for later."""
         shapes = {tensor.shape for tensor in trained.values()}
-        inner = {id(part) for module in self.copies for part in module.modules() if part is not module}
+        inner = {id(part) for module in self.copies for part in parts_in(module) if part is not module}
         for module in sorted(self.copies, key=lambda module: type(module).__name__):
-            weights = [*module.parameters()]
+            weights = [*parameters_in(module)]
             if id(module) in inner or not weights or any(map(self._is_trained, weights)):
                 continue
             if all(weight.shape in shapes for weight in weights):
@@ -199,13 +199,15 @@ class Untrained:
 
     def _tensors(self, module: nn.Module) -> Iterator[tuple[str, nn.Module, str, UntrainedKind]]:
         """Yields (name, its module, attribute, kind) of the whole tensors of a module that are not trained."""
-        for path, owner in module.named_modules():
+        for path, owner in named_parts_in(module):
             words = [word for word in plain(path).split(".") if word]
-            for attribute, parameter in owner._parameters.items():
+            for attribute, parameter in attributes_of(owner)["_parameters"].items():
                 if parameter is not None and not self._is_trained(parameter) and not _is_apart(parameter):
                     yield ".".join([*words, attribute]), owner, attribute, "frozen"
-            for attribute, buffer in owner._buffers.items():
-                persistent = attribute not in owner._non_persistent_buffers_set and attribute not in STATISTICS
+            for attribute, buffer in attributes_of(owner)["_buffers"].items():
+                persistent = (
+                    attribute not in attributes_of(owner)["_non_persistent_buffers_set"] and attribute not in STATISTICS
+                )
                 if buffer is not None and persistent and not _is_apart(buffer):
                     yield ".".join([*words, attribute]), owner, attribute, "buffer"
 
@@ -216,4 +218,4 @@ def _is_apart(tensor: Tensor) -> bool:
 
 
 def _is_flattened(module: nn.Module) -> bool:
-    return any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
+    return any(type(part).__name__ == "FullyShardedDataParallel" for part in parts_in(module))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.job.foreign import is_a
 from samestep.message import message
 from samestep.recorder.call_sites import PLACES
 from samestep.recorder.patches import Patches
@@ -102,7 +103,7 @@ def watch(model: nn.Module, optimizer: Optimizer, loader: Any = None, steps: int
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's or Fabric's wrapper
     for what, kind, name in ((model, nn.Module, "model"), (optimizer, Optimizer, "optimizer")):
-        if not isinstance(what, kind):
+        if not is_a(what, kind):
             raise UserError(
                 f"samestep.watch: the {name} is of type {type(what).__name__}; give a torch {kind.__name__}"
             )

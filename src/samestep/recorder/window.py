@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from samestep.job.foreign import is_a
 from samestep.records.script import (
     BUCKETS,
     LOCAL,
@@ -55,7 +56,7 @@ def compress(tensor: Tensor) -> Tensor:
 
 def dtype_name(tensor_or_dtype: Tensor | torch.dtype) -> str:
     """Returns 'float32' of torch.float32 or of a tensor of it."""
-    dtype = tensor_or_dtype.dtype if isinstance(tensor_or_dtype, Tensor) else tensor_or_dtype
+    dtype = tensor_or_dtype.dtype if is_a(tensor_or_dtype, Tensor) else tensor_or_dtype
     return str(dtype).removeprefix("torch.")
 
 
