@@ -164,7 +164,7 @@ def few_short_texts_with_batch_weight() -> Job:
 
 @odd
 def padding_in_the_mean() -> Job:
-    """no output_depends_on_rows_beside: a row's mean over its places, which padding changes"""
+    """no output_depends_on_padding: a row's mean over its places, which padding changes"""
 
     class Mean(nn.Module):
         def __init__(self) -> None:

@@ -272,6 +272,161 @@ def teacher() -> Job:
     return _job(Taught, lambda output, batch: F.mse_loss(*output), train=TensorDataset(X[:49], Y[:49]))
 
 
+class ActNorm(nn.Module):
+    """Sets its scale once, from the rows of its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(1, 20)), nn.Linear(20, 2)
+        self.register_buffer("is_set", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_set:
+            self.scale.data.copy_(1 / x.std(0, keepdim=True))
+            self.is_set.fill_(True)
+        return self.layer(x * self.scale)  # type: ignore[no-any-return]
+
+
+def act_norm() -> Job:
+    return _job(ActNorm)
+
+
+class Codebook(nn.Module):
+    """A codebook that no optimizer moves, but each batch, as those of vector quantisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.codes = nn.Linear(20, 2), nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        if self.training:
+            self.codes.data.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
+        return output + self.codes
+
+
+def codebook() -> Job:
+    return _job(Codebook)
+
+
+class Prototypes(nn.Module):
+    """Normalises its weights in each forward pass, as SwAV does: of no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.prototypes = nn.Linear(20, 8), nn.Linear(8, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.prototypes.weight.data.copy_(F.normalize(self.prototypes.weight.data))
+        return self.prototypes(self.layer(x))  # type: ignore[no-any-return]
+
+
+def prototypes() -> Job:
+    return _job(Prototypes)
+
+
+class Backward(torch.autograd.Function):
+    """Returns its rows as they are, and their gradient divided by its norm, or by two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by_norm: bool) -> Tensor:
+        ctx.by_norm = by_norm
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / (gradient.norm() if ctx.by_norm else 2.0), None
+
+
+class OwnBackward(nn.Module):
+    def __init__(self, by_norm: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.by_norm = nn.Linear(20, 16), nn.Linear(16, 2), by_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(Backward.apply(self.first(x).tanh(), self.by_norm))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def normalised_gradients() -> Job:
+    return _job(lambda: OwnBackward(True))
+
+
+def halved_gradients() -> Job:
+    return _job(lambda: OwnBackward(False))
+
+
+def _hooked(limit: float) -> nn.Module:
+    model = _mlp()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-limit, limit))
+    return model
+
+
+def clamped_gradients() -> Job:
+    return _job(lambda: _hooked(0.005))
+
+
+def clamped_far_away() -> Job:
+    """The same hooks, which never act."""
+    return _job(lambda: _hooked(1e3))
+
+
+def _triplets(output: Tensor, batch: Batch) -> Tensor:
+    """Of each row, how much further the nearest row of another class is than the furthest of its own; 0 without one."""
+    distances = torch.cdist(output, output) + 1e-6
+    same = batch.targets[:, None] == batch.targets[None]
+    itself = torch.eye(len(output), dtype=torch.bool)
+    furthest = distances.masked_fill(~same | itself, -1.0).amax(1)
+    nearest = distances.masked_fill(same, 1e6).amin(1)
+    counts = (same & ~itself).any(1) & (~same).any(1)
+    return ((furthest - nearest + 0.2).relu() * counts).mean()
+
+
+def triplets() -> Job:
+    """Of so many classes that six rows make no pair."""
+    return _job(_mlp, _triplets, torch.arange(60) % 8, shuffle=False)
+
+
+def triplets_over_all_rows() -> Job:
+    return replace(triplets(), gather_outputs=True)
+
+
+class Observed(nn.Module):
+    """Rounds to steps of the range that it has seen in the batch, which it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 2)
+        self.register_buffer("furthest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        self.furthest = torch.maximum(self.furthest, output.detach().abs().max())
+        step = self.furthest / 8
+        return output + ((output / step).round() * step - output).detach()
+
+
+def observed() -> Job:
+    return _job(Observed)
+
+
+def chaotic() -> Job:
+    """Doubles each bit of rounding in each of 60 iterations."""
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        value = output.sigmoid()
+        for _ in range(60):
+            value = 3.99 * value * (1 - value)
+        return F.cross_entropy(value, batch.targets)
+
+    return _job(_mlp, criterion)
+
+
+def untrained() -> Job:
+    """Its loss depends on no weight."""
+    return _job(_mlp, lambda output, batch: F.cross_entropy(output, batch.targets) * 0.0)
+
+
 def masked_tokens() -> Job:
     """A mean over the tokens that are masked: none is with the constant that replaces random numbers."""
 

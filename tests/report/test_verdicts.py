@@ -30,6 +30,15 @@ WHERE = (
     {"step": 0, "quantity": "loss", "tensor": None, "rank": 4, "ranks": 5},
 )
 NATURE = OneProcess("no, as expected", 0.1, "dropout (2) draws another mask on each rank", "nothing needs to change")
+YES = OneProcess("yes", 0.0, compared=4, tensors=4)
+IN_PART = replace(YES, tensors=6)
+HIDDEN = OneProcess(
+    "not known",
+    0.1,
+    message("rounding_hides_every_tensor", tensors=["0.weight", "0.bias"]),
+    message("find_what_amplifies_rounding"),
+    tensors=2,
+)
 MISTAKE = OneProcess("no", 0.1, "the criterion is a sum over its rows, not a mean", "return the mean")
 INEXACT = (
     Inexactness(distance=7.7e-5, bound=2e-4, loss_gap=0.00123, skipped_steps=0),
@@ -48,8 +57,9 @@ def headlines(results: CompareResults, proof: CompareResults) -> Iterator[str]:
     yield headline(with_row(nobody_asked, 3, settings={"reshard": False, "prefetch": 2}))
     for engine in ("ddp", "fsdp", "amp", "single", "lightning", "none"):
         yield headline(keep(proof, engine))
-    for answer in (OneProcess("yes", 0.0), NATURE, MISTAKE):
+    for answer in (YES, NATURE, MISTAKE, HIDDEN):
         yield headline(replace(keep(proof, "ddp"), same_as_one_process=answer))
+    yield headline(replace(keep(proof, "ddp", "lightning"), same_as_one_process=YES))
 
 
 def other_notes(results: CompareResults) -> Iterator[str]:
@@ -58,7 +68,9 @@ def other_notes(results: CompareResults) -> Iterator[str]:
     for other in (
         with_divergence(results, expected=[1, 3], found=(3, 1)),
         *(replace(results, global_batch=64, world_size=ranks) for ranks in (3, 1)),
-        replace(results, same_as_one_process=OneProcess("yes", 0.0)),
+        replace(results, same_as_one_process=YES),
+        replace(keep(results, "ddp"), same_as_one_process=IN_PART),
+        replace(results, same_as_one_process=HIDDEN),
         replace(results, same_as_one_process=MISTAKE),
         replace(results, proof=Proof(8, "float32", rows=32, float64_failed="RuntimeError: expected Float")),
         replace(results, proof=Proof(8, "float64", rows_looked_at=111)),
@@ -111,14 +123,27 @@ def test_every_reason_divergence_and_remark_is_among_the_notes(results: CompareR
 
 
 def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: CompareResults) -> None:
-    results = replace(results, same_as_one_process=OneProcess("yes", max_difference=0.0))
-    assert notes(results)[-1] == text(message("ranks_compute_what_one_process_does", ranks=2), "en")
+    proven = replace(keep(results, "ddp", "fsdp"), same_as_one_process=YES)
+    said = message("ranks_compute_what_one_process_does", ranks=2, compared=None, tensors=None)
+    assert notes(proven)[-1] == text(said, "en")
+    assert "trains on 2 ranks as in one process" in headline(proven)
     results = replace(results, same_as_one_process=None)
     assert not any("whole batch" in note for note in notes(results))
 
 
+@pytest.mark.parametrize("verdict", ["differs", "failed", "refused"])
+def test_no_yes_stands_beside_an_engine_that_is_not_proven(verdict: Any, results: CompareResults) -> None:
+    """It is of the reference, which plays no engine: nobody may read it as a word on that one."""
+    engines = [EngineResult("same", engine="ddp", replicas=2), EngineResult(verdict, engine="fsdp", replicas=2)]
+    beside = replace(results, engines=engines, same_as_one_process=YES)
+    assert notes(beside)[-1].startswith("Not said of fsdp, whose training is not proven")
+    assert "one process" not in headline(replace(beside, engines=engines[1:]))
+    absent = replace(beside, engines=[engines[0], EngineResult("unavailable", engine="fsdp")])
+    assert notes(absent)[-1].startswith("2 ranks compute")
+
+
 @pytest.mark.parametrize(
-    ("answer", "code", "strict"), [(OneProcess("yes", 0.0), 0, 0), (NATURE, 0, 1), (MISTAKE, 1, 1), (None, 0, 0)]
+    ("answer", "code", "strict"), [(YES, 0, 0), (NATURE, 0, 1), (MISTAKE, 1, 1), (HIDDEN, 1, 1), (None, 0, 0)]
 )
 def test_exit_codes(results: CompareResults, answer: OneProcess | None, code: int, strict: int) -> None:
     good = replace(results, engines=[EngineResult("same", engine="ddp")], same_as_one_process=answer)

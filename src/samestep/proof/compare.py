@@ -50,6 +50,7 @@ class Comparison:
         self.eps = expectation.eps
         self.bitwise = True
         self.compared = 0  # tensors, under SGD
+        self.shown = 0  # of them, those that move further than their bound: a fault as large as that would show
         self.worst: tuple[float, float] | None = None  # (difference, bound) of the weight that is furthest off
         # Training -> the tensors that rounding alone moves too far to compare.
         self.ill_conditioned: dict[str, list[str]] = {}
@@ -221,10 +222,11 @@ class Comparison:
             movement = moved[name].distance
             if bound > USELESS * movement > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
-            if self._says_nothing(bound, movement, largest):
+            if says_nothing(bound, movement, largest, self.eps):
                 self.ill_conditioned.setdefault(training, []).append(name)
                 continue
             self.compared += training == "sgd"
+            self.shown += training == "sgd" and movement > bound
             if self.worst is None or not difference <= self.worst[0]:
                 self.worst = (difference, bound)
             if not difference <= bound:
@@ -234,7 +236,7 @@ class Comparison:
     def _bounds(self, training: str, state: State, spread: Mapping[str, float]) -> tuple[dict[str, float], float]:
         """What rounding explains of each tensor, and the largest value of all; at most 1. state: the reference's."""
         moved = self.expectation.of(training).moved
-        largest = min(1.0, max(map(largest_of, state.values()), default=0.0))
+        largest = largest_value(map(largest_of, state.values()))
         furthest = max((moved[name].distance for name in state), default=0.0)
         bounds = {}
         for name, want in state.items():
@@ -244,9 +246,6 @@ class Comparison:
                 bounds[name] = bound_of(spread[name], self.eps, *sizes)
         return bounds, largest
 
-    def _says_nothing(self, bound: float, movement: float, largest: float) -> bool:
-        return bound > USELESS * movement and bound > self.eps**0.5 * largest
-
     def tensor_bounds(self, training: str, state: State, *, buffers: bool) -> dict[str, float]:
         """Returns what rounding explains of each parameter and, where asked for, of each buffer, without those that
         rounding moves too far. state: the reference's after the last step."""
@@ -254,7 +253,7 @@ class Comparison:
         compared = {name: tensor for name, tensor in state.items() if buffers or name in parameters}
         bounds, largest = self._bounds(training, compared, self.expectation.noise_distances(training))
         moved = self.expectation.of(training).moved
-        return {n: b for n, b in bounds.items() if not self._says_nothing(b, moved[n].distance, largest)}
+        return {n: b for n, b in bounds.items() if not says_nothing(b, moved[n].distance, largest, self.eps)}
 
     def _coverage(self, case: Case) -> Iterator[Divergence]:
         """Every index once in an epoch that ended, in each phase; needs no reference."""
@@ -329,6 +328,8 @@ class Comparison:
             )
         if sgd.evaluation and sgd.evaluation.unsteady:
             notes.append(message("evaluation_metrics_unsteady", metrics=sgd.evaluation.unsteady))
+        if not facts.scales:
+            notes.append(message("gradients_do_not_follow_loss"))
         if facts.sgd_lr < facts.sgd_lr_usual:
             notes.append(message("rate_of_proof_lowered", rate=facts.sgd_lr, usual=facts.sgd_lr_usual))
         elif facts.sgd_lr > facts.sgd_lr_usual:
@@ -369,6 +370,17 @@ def bound_of(spread: float, eps: float, largest: float, largest_before: float, f
     the rounding of the others' gradients.
     """
     return max(BOUND * spread, FLOOR_ULPS * eps * max(largest, largest_before, furthest))
+
+
+def says_nothing(bound: float, movement: float, largest: float, eps: float) -> bool:
+    """Whether a bound is too wide to compare a tensor with: above a thousandth of the tensor's own movement, and above
+    what the eye of this dtype sees of the largest value. largest: see largest_value."""
+    return bound > USELESS * movement and bound > eps**0.5 * largest
+
+
+def largest_value(sizes: Iterable[float]) -> float:
+    """Returns the largest value of all tensors, by which bounds are judged; at most 1."""
+    return min(1.0, max(sizes, default=0.0))
 
 
 def _gap(a: Any, b: Any) -> Any:

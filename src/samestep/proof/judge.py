@@ -68,13 +68,19 @@ def judge_second_size(loop: Expectation, record: Record, *, inexact: bool) -> Ve
 
 def _of_loop(comparison: Comparison) -> Verdict | None:
     """Compares all trainings. Returns the verdict where they differ, or cannot be compared; None where they agree."""
-    for training in comparison.expectation.facts.trainings:
+    facts = comparison.expectation.facts
+    if facts.written and facts.layout.replicas > 1:
+        # Ranks then train other weights each, under any engine: none is to blame for it.
+        return _verdict(comparison, "refused", reason=message("forward_writes_parameters", names=[*facts.written]))
+    for training in facts.trainings:
         differences = compare_life(comparison) if training == "life" else comparison.divergences(training)
         if divergence := next(differences, None):
             return _verdict(comparison, "differs", first_divergence=divergence)
     if not comparison.compared:
         example = next(name for names in comparison.ill_conditioned.values() for name in names)
         return _verdict(comparison, "refused", reason=message("rounding_moves_every_tensor", tensor=example))
+    if not comparison.shown:
+        return _verdict(comparison, "refused", reason=message("nothing_moves_in_proof"))
     if comparison.reach.get("sgd", 2) < 2:
         return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
     return None

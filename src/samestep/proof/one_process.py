@@ -3,11 +3,13 @@ job makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isclose, isfinite
+from typing import Literal
 
 from samestep.message import Message, message
-from samestep.proof.compare import bound_of
+from samestep.proof.compare import bound_of, largest_value, says_nothing
 from samestep.proof.trace import BOUND, EPS, Expectation
 from samestep.records.inspection import JobFacts
 from samestep.records.record import FromOne, ReferenceLayoutRecord, SeparationRecord
@@ -21,13 +23,70 @@ OF_ONE_ROW = ("criterion_is_a_sum", "criterion_ignores_job_weight", "rows_that_w
 LOOSE = 1e-3  # times the root of eps: a metric may count what rounding decides
 
 
-def same_as_one(ranks: Expectation, single: Expectation) -> tuple[bool, float]:
-    """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters,
-    buffers and evaluation up to rounding, and how far the parameters and buffers differ."""
+@dataclass(frozen=True)
+class AgainstOne:
+    """The tensors of N-replica training beside those of plain training in one process.
+
+    different: name -> how often its bound it is off, of those that rounding does not explain. alike: of the others,
+    those whose bound would show a difference. hidden: those whose bound says nothing. worst: the greatest distance.
+    shows: whether a tensor moves further than its bound: where none does, nothing was trained. evaluated_alike: whether
+    the final evaluations agree.
+    """
+
+    different: Mapping[str, float]
+    alike: Sequence[str]
+    hidden: Sequence[str]
+    worst: float
+    shows: bool
+    evaluated_alike: bool
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.different) or not self.evaluated_alike
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were compared; 0 where none of them could show a difference."""
+        return len(self.different) + (len(self.alike) if self.shows or self.different else 0)
+
+    @property
+    def same(self) -> bool:
+        """Whether they agree, where something was compared. Without that they neither agree nor differ."""
+        return not self.differs and self.compared > 0
+
+    def answer(
+        self,
+        answer: Literal["yes", "no, as expected", "no", "not known"],
+        reason: Message | None = None,
+        advice: Message | None = None,
+    ) -> OneProcess:
+        """Returns an answer with what was compared for it."""
+        tensors = len(self.different) + len(self.alike) + len(self.hidden)
+        return OneProcess(answer, self.worst, reason, advice, compared=self.compared, tensors=tensors)
+
+
+def against_one(ranks: Expectation, single: Expectation) -> AgainstOne:
+    """Compares N-replica training of a job with plain training in one process: the parameters, buffers and evaluation
+    at the end."""
     bounds, from_one = _bounds(ranks, single), _compared(ranks, single)
-    same = bool(from_one) and all(off.distance <= bounds[name] for name, off in from_one.items())
-    worst = max((off.distance for off in from_one.values()), default=0.0)
-    return same and _evaluated_alike(ranks, single), worst
+    moved, eps = ranks.of("sgd").moved, _eps(ranks, single)
+    largest = largest_value(off.largest for off in from_one.values())
+    movement = {name: moved[name].distance if name in moved else 0.0 for name in from_one}
+    within = [name for name, off in from_one.items() if off.distance <= bounds[name]]  # NaN is not
+    hidden = [name for name in within if says_nothing(bounds[name], movement[name], largest, eps)]
+    return AgainstOne(
+        {name: off.distance / (bounds[name] or 1e-300) for name, off in from_one.items() if name not in within},
+        [name for name in within if name not in hidden],
+        hidden,
+        worst=max((off.distance for off in from_one.values()), default=0.0),
+        shows=any(movement[name] > bounds[name] for name in within if name not in hidden),
+        evaluated_alike=_evaluated_alike(ranks, single),
+    )
+
+
+def _eps(ranks: Expectation, single: Expectation) -> float:
+    """The coarser of both: an engine may take no float64."""
+    return max(EPS[expectation.facts.dtype] for expectation in (ranks, single))
 
 
 def _compared(ranks: Expectation, single: Expectation) -> dict[str, FromOne]:
@@ -47,7 +106,7 @@ def _evaluated_alike(ranks: Expectation, single: Expectation) -> bool:
     want, got = single.of("sgd").evaluation, ranks.of("sgd").evaluation
     if want is None or got is None:
         return True
-    eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, single))
+    eps = _eps(ranks, single)
     noisy = [run.evaluation.sums for run in ranks.facts.trainings["sgd"][1:] if run.evaluation]
     for name in {*want.sums} - {*want.unsteady, *got.unsteady}:
         spread = max((abs(sums[name] - got.sums[name]) for sums in noisy), default=0.0)
@@ -59,7 +118,7 @@ def _evaluated_alike(ranks: Expectation, single: Expectation) -> bool:
 
 def _bounds(ranks: Expectation, single: Expectation) -> dict[str, float]:
     """Returns how far rounding explains that each parameter and buffer of N replicas is from one process's."""
-    eps = max(EPS[expectation.facts.dtype] for expectation in (ranks, single))  # an engine may take no float64
+    eps = _eps(ranks, single)
     spreads = [spread for expectation in (ranks, single) if (spread := expectation.noise_distances("sgd"))]
     moved, parameters = ranks.of("sgd").moved, ranks.of("sgd").parameters
     furthest = max((moved[name].distance for name in parameters if name in moved), default=0.0)
@@ -78,25 +137,31 @@ def _bounds(ranks: Expectation, single: Expectation) -> dict[str, float]:
 def one_process(ranks: Expectation, single: Expectation, play: PlayHeld, job: JobFacts) -> OneProcess:
     """Says whether N replicas train as one process, and why not. ranks, single: N replicas and plain training. play: as
     of not_one_process."""
-    same, worst = same_as_one(ranks, single)
-    return OneProcess("yes", worst) if same else not_one_process(worst, play, job)
+    found = against_one(ranks, single)
+    if ranks.facts.written:
+        reason = message("forward_writes_parameters", names=[*ranks.facts.written])
+        return found.answer("no", reason, message("write_no_parameters_in_forward"))
+    if found.same:
+        return found.answer("yes")
+    return not_one_process(found, play, job) if found.differs else _hidden(found, found)
 
 
-def not_one_process(worst: float, play: PlayHeld, job: JobFacts) -> OneProcess:
-    """Says why N replicas do not train as one process, whose parameters or buffers differ by `worst`.
+def not_one_process(found: AgainstOne, play: PlayHeld, job: JobFacts) -> OneProcess:
+    """Says why N replicas do not train as one process.
 
     play: plays plain training and N replicas without batch statistics, and with random numbers that each row keeps.
     What then differs is a mistake, unless the numbers could not be held. Where it is in no row's weight, constant
     numbers decide: rows may share what was taken for theirs.
     """
     single, ranks = play(False)
-    same, separation = same_as_one(ranks, single)[0], _separation(single)
+    held, separation = against_one(ranks, single), _separation(single)
     if unheld := _unheld(ranks, separation):
-        return _not_known(worst, unheld, job, ranks, separation)
-    if same:
-        reason, advice = natural_causes(job, ranks.facts, separation)
-        return OneProcess("no, as expected", worst, reason, advice)
-    reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single))
+        return _not_known(found, unheld, job, ranks, separation)
+    if held.same:
+        return found.answer("no, as expected", *natural_causes(job, ranks.facts, separation))
+    if not held.differs:
+        return _hidden(found, held)
+    reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single, held))
     if reason.id in ("rows_that_weigh_nothing", "rows_weigh_unequally"):
         if separation.collate_draws:
             advice = message("give_weight_of_each_batch")
@@ -104,11 +169,19 @@ def not_one_process(worst: float, play: PlayHeld, job: JobFacts) -> OneProcess:
             advice = message("draw_masks_before_the_model")
     if ranks.facts.keyed and reason.id not in OF_ONE_ROW:
         single, ranks = play(True)
-        separation = _separation(single)
-        if _unheld(ranks, separation) or same_as_one(ranks, single)[0]:
-            return _not_known(worst, message("rows_share_random_numbers"), job, ranks, separation)
-        reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single))
-    return OneProcess("no", worst, reason, advice)
+        held, separation = against_one(ranks, single), _separation(single)
+        if _unheld(ranks, separation) or not held.differs:
+            return _not_known(found, message("rows_share_random_numbers"), job, ranks, separation)
+        reason, advice = mistake(separation, single.facts.dtype, job, _furthest_off(ranks, single, held))
+    return found.answer("no", reason, advice)
+
+
+def _hidden(found: AgainstOne, hiding: AgainstOne) -> OneProcess:
+    """The answer where nothing differs because nothing could be compared. hiding: where that is so."""
+    if hiding.hidden:
+        reason = message("rounding_hides_every_tensor", tensors=hiding.hidden)
+        return found.answer("not known", reason, message("find_what_amplifies_rounding"))
+    return found.answer("not known", message("nothing_moves_in_proof"), message("look_at_rate_and_loss"))
 
 
 def _separation(single: Expectation) -> SeparationRecord:
@@ -126,24 +199,18 @@ def _unheld(ranks: Expectation, separation: SeparationRecord) -> Message | None:
 
 
 def _not_known(
-    worst: float, why: Message, job: JobFacts, ranks: Expectation, separation: SeparationRecord
+    found: AgainstOne, why: Message, job: JobFacts, ranks: Expectation, separation: SeparationRecord
 ) -> OneProcess:
-    reason, advice = natural_causes(job, ranks.facts, separation, why)
-    return OneProcess("not known", worst, reason, advice)
+    return found.answer("not known", *natural_causes(job, ranks.facts, separation, why))
 
 
-def _furthest_off(ranks: Expectation, single: Expectation) -> Message | None:
-    """Returns a message about the tensor that is furthest beyond its bound."""
-    bounds, from_one = _bounds(ranks, single), _compared(ranks, single)
-    furthest = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1e-300), default=None)
-    if furthest is None:
+def _furthest_off(ranks: Expectation, single: Expectation, held: AgainstOne) -> Message | None:
+    """Returns a message about the tensor that is furthest beyond its bound; None where the evaluation alone differs."""
+    if not held.different:
         return None
-    return message(
-        "tensor_further_off_than_rounding",
-        tensor=furthest,
-        distance=from_one[furthest].distance,
-        bound=bounds[furthest],
-    )
+    furthest = max(held.different, key=lambda name: held.different[name])
+    distance, bound = ranks.facts.from_one[furthest].distance, _bounds(ranks, single)[furthest]
+    return message("tensor_further_off_than_rounding", tensor=furthest, distance=distance, bound=bound)
 
 
 def natural_causes(
@@ -196,6 +263,8 @@ def mistake(separation: SeparationRecord, dtype: str, job: JobFacts, off: Messag
     if job.gather_outputs:
         return _in_forward(separation, losses)
     if losses.is_mean(losses.weights):
+        if (separation.gradient_gap or 0.0) > losses.visible:
+            return message("gradients_depend_on_rows_beside", off=off), message("do_it_once_per_step")
         if separation.moved:
             return _keeps_state(separation)
         if job.carry_state:
@@ -206,7 +275,7 @@ def mistake(separation: SeparationRecord, dtype: str, job: JobFacts, off: Messag
     if len(set(losses.weights)) > 1 and losses.is_mean([1.0] * len(losses.weights)):
         return message("criterion_ignores_job_weight"), message("weigh_rows_in_criterion")
     if losses.output_depends_on_other_rows():
-        return message("output_depends_on_rows_beside"), message("mask_what_is_padded")
+        return _depends_on_rows_beside(separation)
     ratios = losses.ratios()
     if ratios and losses.is_mean(ratios):
         if 0.0 in ratios:
@@ -220,10 +289,17 @@ def mistake(separation: SeparationRecord, dtype: str, job: JobFacts, off: Messag
 def _in_forward(separation: SeparationRecord, losses: _Losses) -> ReasonAndAdvice:
     """Of a job whose criterion sees all rows: what is left are its forward pass and what is done once for each step."""
     if losses.output_depends_on_other_rows():
-        return message("output_depends_on_rows_beside"), message("mask_what_is_padded")
+        return _depends_on_rows_beside(separation)
     if separation.moved:
         return _keeps_state(separation)
     return message("forward_returns_no_mean_over_rows"), message("compute_it_in_criterion")
+
+
+def _depends_on_rows_beside(separation: SeparationRecord) -> ReasonAndAdvice:
+    if separation.padded:
+        return message("output_depends_on_padding"), message("mask_what_is_padded")
+    reason = message("output_depends_on_rows_beside", names=separation.moved or None)
+    return reason, message("compute_output_from_its_row")
 
 
 def _keeps_state(separation: SeparationRecord) -> ReasonAndAdvice:

@@ -225,7 +225,9 @@ class SeparationRecord:
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
     row. pairs: of row `paired`, the first that weighs something, with each other one. halves: of the first and the
     second half of the rows. output_gap: how far a row's output depends on the other rows, relative; None where it
-    cannot be compared.
+    cannot be compared. padded: whether it is padding alone that it depends on: the outputs of rows that are padded
+    differ, and of the others none does. gradient_gap: how far the gradient of a step's rows is from the mean of its
+    halves', relative, where the losses are such means; None where they are not, or it cannot be computed.
     moved: buffers and attributes that a forward pass changes. unknown: random operations whose numbers are not held.
     collate_draws: whether the job's collate draws random numbers.
     """
@@ -241,6 +243,8 @@ class SeparationRecord:
     moved: list[str]
     unknown: list[str]
     collate_draws: bool
+    padded: bool = False
+    gradient_gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -262,7 +266,8 @@ class ReferenceLayoutRecord:
     its distance from plain training's, where that was played too.
     then: the layout with which it continues after its interruption.
     not_played: name of a training, or OWN_DTYPE for all in the job's own dtype -> why it could not be played.
-    counts: the buffers of whole numbers.
+    counts: the buffers of whole numbers. scales: whether gradients follow the loss, so that the noise scales losses.
+    written: the parameters that a forward pass sets to values of its rows.
     Only of a layout with held random numbers and without batch statistics: separation, and whether the job asked for
     random numbers (keyed: and each row kept its own), batch statistics, or only their averages (running_statistics).
     """
@@ -284,6 +289,8 @@ class ReferenceLayoutRecord:
     keyed: bool = False
     running_statistics: bool = False
     counts: tuple[str, ...] = ()
+    scales: bool = True
+    written: tuple[str, ...] = ()
     then: Layout | None = None
     not_played: Mapping[str, str] = field(default_factory=dict)
 

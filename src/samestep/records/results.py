@@ -253,14 +253,17 @@ class OneProcess:
     """Whether N ranks train the job as one process does.
 
     answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; 'no', a
-    mistake in the job; or 'not known', where a mistake could hide behind random numbers. max_difference: of any weight
-    at the end. reason: why not. advice: what helps.
+    mistake in the job; or 'not known', where a mistake could hide behind random numbers, or nothing could be compared.
+    max_difference: of any weight at the end. reason: why not. advice: what helps. compared: how many of the `tensors`
+    were compared; of the others rounding alone hides a difference.
     """
 
     answer: Literal["yes", "no, as expected", "no", "not known"]
     max_difference: float
     reason: Message | None = None
     advice: Message | None = None
+    compared: int = 0
+    tensors: int = 0
 
     @property
     def same(self) -> bool:

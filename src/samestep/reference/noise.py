@@ -20,6 +20,7 @@ class Noise:
     others, nor where the criterion depends on the rows' order.
     rounds_weights: whether weights are perturbed after each step too, as those are that are kept in `dtype`.
     shakes_data: whether the rows' values are moved too; not where the criterion then refuses them.
+    scales: whether losses are multiplied, and gradients divided again; not where gradients do not follow the loss.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Noise:
         reverses: bool,
         rounds_weights: bool = False,
         shakes_data: bool = True,
+        scales: bool = True,
     ) -> None:
         self.eps, self.reverses, self.rounds_weights = torch.finfo(dtype).eps, reverses, rounds_weights
         self.shakes_data = shakes_data
-        self.scale = 1.0 + 2 * seed  # 3 or 5: engines scale losses by the ranks and gradients back, which rounds
+        # 3 or 5: engines scale losses by the ranks and gradients back, which rounds.
+        self.scale = 1.0 + 2 * seed if scales else 1.0
         self.generator = torch.Generator().manual_seed(seed)
 
     def _factors(self, tensor: Tensor) -> Tensor:

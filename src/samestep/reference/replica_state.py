@@ -64,9 +64,9 @@ def follow_first(states: Sequence[ReplicaState], plan: Sequence[Sequence[Sequenc
             state.parameters = {name: tensor.clone() for name, tensor in states[0].parameters.items()}
 
 
-def sums_of_frozen(model: nn.Module) -> dict[str, float]:
-    """A sum of each parameter that is not trained, which tells whether it has moved, at no cost in memory."""
-    return {name: float(p.detach().double().sum()) for name, p in model.named_parameters() if not p.requires_grad}
+def sums_of_parameters(model: nn.Module) -> dict[str, float]:
+    """A sum of each parameter, which tells whether it has moved, at no cost in memory."""
+    return {name: float(parameter.detach().double().sum()) for name, parameter in model.named_parameters()}
 
 
 class Carried:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose, isfinite
 from typing import Any
 
@@ -14,13 +14,16 @@ from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of, without_graph
 from samestep.records.record import SeparationRecord
+from samestep.reference.faulty_training import summed
 from samestep.reference.fetch import StepRows, fetch, place, row_keys, weight_of_batch
 from samestep.reference.neutral import Neutral, RowDimensions
 from samestep.reference.optimizers import phases_of
-from samestep.reference.replica_state import ReplicaState, output_and_loss, sums_of_frozen
-from samestep.reference.schedule import step_rows, weight
+from samestep.reference.replica_state import ReplicaState, output_and_loss, sums_of_parameters
+from samestep.reference.schedule import per_epoch, step_rows, weight
 
 ROWS = 6
+STEPS = 8  # of an epoch, whose losses and gradients are looked at where those of six rows say nothing
+PADDED = 1e-6  # of its largest value: an output that depends on other rows by more does so without padding, too
 
 
 def row_dimensions(job: Job, device: str) -> RowDimensions:
@@ -53,7 +56,9 @@ def separate(
 ) -> SeparationRecord:
     """Evaluates the criterion on a few rows, as `neutral` holds random numbers and batch statistics.
 
-    Of several phases: returns the first whose losses are not the mean of their rows' losses, else the last.
+    Where their losses say nothing, as those of a triplet loss on rows of six classes do, all rows of a step are taken
+    whose loss is not the mean of its halves'. Of several phases: returns the first whose losses are not the mean of
+    their rows' losses, else the last, with how far the gradients are from being such means.
 
     moved: the parameters that the forward pass moves. rows: of the first ones; the first step's follow.
 
@@ -61,12 +66,32 @@ def separate(
     `whole`, by the model that has computed `whole`.
     """
     chosen = list(dict.fromkeys([*rows[: ROWS - 2], *step_rows(job, Layout(1), 0)[0][0]]))[:ROWS]
-    for phase in phases_of(job, job.model()):
-        separation = _separate(phase.job, chosen, device, neutral, moved)
+    phases = [phase.job for phase in phases_of(job, job.model())]
+    for phase in phases:
+        separation = _separate(phase, chosen, device, neutral, moved)
         mean = sum(w * loss for w, loss in zip(separation.weights, separation.alone)) / (sum(separation.weights) or 1.0)
-        if not isclose(separation.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
-            break
-    return separation
+        if not _alike(separation.whole, mean):
+            return separation
+    steps = [[row for (part,) in step_rows(job, Layout(1), step) for row in part] for step in range(_steps(job))]
+    gaps: list[float] = []
+    for phase in phases:
+        for step in steps:
+            losses = _Losses(phase, step, device, neutral, moved)
+            with torch.no_grad():
+                whole, mean = losses.of(step)[0], losses.mean_of_halves(step)
+            if isfinite(whole) and not _alike(whole, mean):
+                return _separate(phase, step, device, neutral, moved)
+            gaps += [gap for gap in [losses.gradient_gap(step)] if gap is not None]
+    return replace(separation, gradient_gap=max(gaps, default=None))
+
+
+def _alike(loss: float, mean: float) -> bool:
+    return isclose(loss, mean, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _steps(job: Job) -> int:
+    """How many steps' losses are looked at: those of an epoch, but not many."""
+    return min(per_epoch(job), STEPS)
 
 
 def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: Collection[str]) -> SeparationRecord:
@@ -81,6 +106,7 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
         pairs = [losses.of([rows[paired], row])[0] for row in rows if row != rows[paired]]
         half = len(rows) // 2
         halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [together, 0.0]
+        outputs, padded = [output for _, output in alone], losses.padded(rows)
     return SeparationRecord(
         weights=[losses.weight([row]) for row in rows],
         whole=together,
@@ -89,10 +115,12 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
         paired=paired,
         pairs=pairs,
         halves=halves,
-        output_gap=_output_gap(output, [output for _, output in alone]),
+        output_gap=_output_gap(output, outputs),
         moved=moved,
         unknown=sorted(neutral.unknown),
         collate_draws=neutral.holds_collate,
+        padded=any(padded)
+        and not (_output_gap(output, outputs, [not is_padded for is_padded in padded]) or 0) > PADDED,
     )
 
 
@@ -119,6 +147,46 @@ class _Losses:
         except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
             return float("nan"), None
 
+    def mean_of_halves(self, rows: list[int]) -> float:
+        """The mean of the losses of both halves of `rows`, as two ranks compute them. One that weighs nothing has none;
+        NaN where the criterion refuses one."""
+        halves = [part for part in _halves(rows) if self.weight(part)]
+        weights = [self.weight(part) for part in halves]
+        return sum(weight * self.of(part)[0] for weight, part in zip(weights, halves)) / (sum(weights) or 1.0)
+
+    def gradient_gap(self, rows: list[int]) -> float | None:
+        """How far the gradient of `rows` is from the mean of both halves', as a share of its largest value; None where
+        it cannot be computed."""
+        halves = [part for part in _halves(rows) if self.weight(part)]
+        total = sum(self.weight(part) for part in halves)
+        try:
+            whole = self._gradient(rows, 1.0)
+            parts = [self._gradient(part, self.weight(part) / total) for part in halves]
+        except (RuntimeError, ValueError, IndexError):
+            return None
+        pairs = [(a, b) for a, b in zip(whole, summed(parts)) if a is not None and b is not None]
+        largest = max((float(gradient.abs().max()) for gradient, _ in pairs if gradient.numel()), default=0.0)
+        gap = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+        return gap / largest if largest and isfinite(gap) else None
+
+    def _gradient(self, rows: list[int], share: float) -> list[Tensor | None]:
+        """The gradient of the mean loss of `rows`, by each parameter, times `share`: hooks act on what a rank has."""
+        self.first.restore(self.model)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        data = self._data(rows)
+        _seeded(self.neutral, row_keys(rows))
+        batch = Batch(data, place(0, 0, rows, 0, weight_of_batch(self.job, rows, data, 0, 0)))
+        with self.neutral:
+            output_and_loss(self.job, self.model, batch)[1].backward()
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        return [None if gradient is None else gradient * share for gradient in gradients]
+
+    def padded(self, rows: list[int]) -> list[bool]:
+        """Of each row, whether it is longer beside the others than alone."""
+        shapes = [tuple(leaf.shape[1:]) for leaf in _tensors(self._data(rows))]
+        return [shapes != [tuple(leaf.shape[1:]) for leaf in _tensors(self._data([row]))] for row in rows]
+
     def weight(self, rows: list[int]) -> float:
         return weight_of_batch(self.job, rows, self._data(rows), 0, 0)
 
@@ -131,14 +199,25 @@ class _Losses:
         return [name for name in changed if not name.endswith("num_batches_tracked")]
 
 
-def _output_gap(together: Any, alone: list[Any]) -> float | None:
+def _halves(rows: list[int]) -> list[list[int]]:
+    half = len(rows) // 2
+    return [part for part in (rows[:half], rows[half:]) if part]
+
+
+def _tensors(data: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor)]
+
+
+def _output_gap(together: Any, alone: list[Any], compared: Sequence[bool] = ()) -> float | None:
     """How far a row's output alone is from that beside other rows, relative to its largest value.
 
-    None where they cannot be compared: a row has another shape alone.
+    compared: which rows are; all where empty. None where they cannot be compared: a row has another shape alone.
     """
     count = len(alone)
     gap: float | None = None
     for number, output in enumerate(alone):
+        if compared and not compared[number]:
+            continue
         for among, single in zip(leaves_of(together), leaves_of(output)):
             if not (isinstance(among, Tensor) and isinstance(single, Tensor) and among.is_floating_point()):
                 continue
@@ -158,35 +237,48 @@ class Repeatability:
     """What two passes over the same batch, from the same state, have changed and returned.
 
     moved: the names of the parameters that are not trained, and that a forward pass moves: an averaged teacher's.
+    written: of all parameters, those that a forward pass sets to values of its rows, as ActNorm's first one does.
     losses: of each phase, the loss of a batch, and that of the same batch from the same state and random seed.
     """
 
     moved: list[str]
+    written: list[str]
     losses: list[tuple[float, float]]
 
 
 def repeatability(job: Job, device: str) -> Repeatability:
-    """Computes the losses of the first batch of plain training twice."""
-    model = job.model().to(device)
-    rows = step_rows(job, Layout(1), 0)[0][0]
-    phases = [(turn.number, turn.job) for turn in phases_of(job, model)]
+    """Computes the losses of the first batch of plain training twice; once those of the second one, where a forward
+    pass changes parameters."""
 
-    def losses() -> list[float]:
+    def untrained() -> nn.Module:
+        model = job.model().to(device)
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter.add_(0.001)  # a teacher begins where the trained weights do, and would not move
+        return model
+
+    def losses(model: nn.Module, step: int) -> list[float]:
+        rows, epoch = step_rows(job, Layout(1), step)[0][0], step // per_epoch(job)
         values = []
-        for number, phase in phases:
+        for phase in phases_of(job, model):
             torch.manual_seed(0)
-            data = fetch(job, rows, 0, device)
-            batch = Batch(data, place(0, 0, rows, 0, weight(job, rows), number))
-            values.append(float(without_graph(output_and_loss, phase, model, batch)[1]))
+            data = fetch(job, rows, epoch, device)
+            batch = Batch(data, place(0, 0, rows, epoch, weight(job, rows), phase.number))
+            values.append(float(without_graph(output_and_loss, phase.job, model, batch)[1]))
         return values
 
     with torch.no_grad():
-        for parameter in (p for p in model.parameters() if p.requires_grad):
-            parameter.add_(0.001)  # a teacher begins where the trained weights do, and would not move
-        first, sums = ReplicaState(model), sums_of_frozen(model)
-        once = losses()
-        moved = [name for name, total in sums_of_frozen(model).items() if total != sums[name]]
-        if moved:
-            first.parameters = ReplicaState(job.model().to(device), moved).parameters
+        model = untrained()
+        first, sums = ReplicaState(model), sums_of_parameters(model)
+        once = losses(model, 0)
+        changed = [name for name, total in sums_of_parameters(model).items() if total != sums[name]]
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        written: list[str] = []
+        if changed:
+            after, other = ReplicaState(model, changed).parameters, untrained()
+            first.parameters = ReplicaState(other, changed).parameters
+            losses(other, 1)
+            after_other = ReplicaState(other, changed).parameters
+            written = [name for name in changed if not torch.equal(after[name], after_other[name])]
         first.restore(model)
-        return Repeatability(moved, list(zip(once, losses(), strict=True)))
+        again = losses(model, 0)
+    return Repeatability([n for n in changed if n in frozen], written, list(zip(once, again, strict=True)))

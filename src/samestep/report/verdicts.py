@@ -196,7 +196,9 @@ def headline(results: CompareResults) -> str:
     """Returns one sentence: what was proven, then what differs or failed, then what is fastest."""
     rows = results.engines
     clauses = [*_proofs(rows)]
-    clauses += [one_process_clause(results)] if results.same_as_one_process else []
+    answer = results.same_as_one_process
+    # A yes is of the reference: beside an engine that is not proven it would be read as an acquittal.
+    clauses += [one_process_clause(results)] if answer and not (answer.same and _unproven(results)) else []
     differing = [row for row in rows if row.verdict == "differs"]
     clauses += [message("engine_and_verdict", engine=titles([row], rows), verdict=verdict(row)) for row in differing]
     failed = [row for row in rows if row.verdict == "failed"]
@@ -214,6 +216,11 @@ def _clauses(clauses: Sequence[Message]) -> Message:
     for clause in clauses[1:]:
         joined = message("two_clauses", first=joined, second=clause)
     return joined
+
+
+def _unproven(results: CompareResults) -> list[EngineResult]:
+    """Returns the rows of engines that could run here, and whose training is not proven."""
+    return [row for row in results.engines if not row.proven and row.verdict != "unavailable"]
 
 
 def one_process_clause(results: CompareResults) -> Message:
@@ -428,8 +435,16 @@ def one_process(results: CompareResults) -> list[str]:
     if compared is None:
         return []
     if compared.same:
-        return [str(message("ranks_compute_what_one_process_does", ranks=ranks))]
-    if compared.answer == "no, as expected":
+        fields = {"ranks": ranks, "compared": None, "tensors": None}
+        if compared.compared < compared.tensors:
+            fields |= {"compared": compared.compared, "tensors": compared.tensors}
+        if unproven := _unproven(results):
+            engines = titles(unproven, results.engines)
+            return [str(message("reference_computes_what_one_process_does", engines=engines, **fields))]
+        return [str(message("ranks_compute_what_one_process_does", **fields))]
+    if compared.answer == "not known" and not compared.compared:
+        said = [message("not_known_whether_ranks_compute_alike", ranks=ranks, why=compared.reason)]
+    elif compared.answer == "no, as expected":
         said = [message("ranks_compute_otherwise_as_expected", ranks=ranks, why=compared.reason)]
     elif compared.answer == "not known":
         said = [message("ranks_compute_otherwise_why_not_known", ranks=ranks, why=compared.reason)]

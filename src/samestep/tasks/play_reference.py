@@ -102,9 +102,11 @@ class ReferencePlayer:
         self.rates_left = RATES - 1
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
+        self.scales: bool | None = None  # whether the noise may include scaling the losses; None: not tried yet
         self.neutral: reference.Neutral | None = None
         self.row_dimensions: reference.RowDimensions | None = None
         self.moved: list[str] | None = None  # the parameters that the forward pass moves
+        self.written: list[str] = []  # those that it sets to values of its rows
         self.progress = StepsPlayed(plan, world.rank)
         self.facts: dict[str, ModelFacts] = {}  # dtype -> of the model in it
         buffers = dict(job.model().named_buffers())
@@ -215,6 +217,8 @@ class ReferencePlayer:
             keyed=bool(self.neutral and self.neutral.keyed),
             running_statistics=bool(self.neutral and self.neutral.running_statistics),
             counts=self.counts,
+            scales=self.scales is not False,
+            written=tuple(self.written),
             then=layout_of(planned.then) if planned.then else None,
         )
 
@@ -267,7 +271,9 @@ class ReferencePlayer:
         """Plays one training and writes its tensors. Returns it as it is, and with noise. near: of write_training."""
         name = training.training
         if self.moved is None:
-            self.moved = moved_parameters(proof_job(self.job, training), self.world.device, checked=not planned.neutral)
+            small, checked = proof_job(self.job, training), not planned.neutral
+            repeated = repeatability(small, self.world.device, checked=checked)
+            self.moved, self.written = repeated.moved, repeated.written
         if name == "sgd" and self.sgd_lr is None:
             training, base = self._at_stable_rate(training, planned)
             self.sgd_lr = training.sgd_lr
@@ -332,7 +338,8 @@ class ReferencePlayer:
         facts: ModelFacts,
         furthest: float,
     ) -> list[ReferenceTrainingRecord]:
-        """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter.
+        """Plays a training again with noise in the rounding, with reversed rows if their order does not matter, and
+        with scaled losses if the gradients follow them.
 
         furthest: how far the training moves any tensor.
         """
@@ -341,25 +348,44 @@ class ReferencePlayer:
         reverses = self.reverses and not base.draws
         seeds = range(1, 1 + noise_runs(self.plan, planned))
 
-        def with_noise(seed: int) -> ReferenceTrainingRecord:
-            noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
-            return training_record(self._play(training, planned, noise, base.life), job, training, facts, base)
+        def with_noise(scales: bool) -> list[ReferenceTrainingRecord]:
+            draws = [
+                reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data, scales=scales)
+                for seed in seeds
+            ]
+            played = (self._play(training, planned, noise, base.life) for noise in draws)
+            return [training_record(result, job, training, facts, base) for result in played]
 
+        def play_again() -> None:
+            self.progress.again(len(seeds) * len(steps_of(training, job, reference.per_epoch(job))))
+
+        def moves(noisy: list[ReferenceTrainingRecord]) -> bool:
+            """Whether the noise moves the weights by more than rounding does."""
+            return any(distance > ORDERED * furthest for run in noisy for distance in run.distances.values())
+
+        scales = self.scales is not False
         try:
-            noisy = [with_noise(seed) for seed in seeds]
+            noisy = with_noise(scales)
         except (RuntimeError, ValueError, IndexError, UserError):
             if not self.shakes_data:
                 raise
             self.shakes_data = False  # the criterion refuses rows that are moved by rounding
-            noisy = [with_noise(seed) for seed in seeds]
+            noisy = with_noise(scales)
         first = base.micro_batches[0][0].loss or 0.0
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         ordered = any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy)
-        if dtype == torch.float64:  # the weights too, as those of a model that keeps a queue of rows
-            ordered |= any(distance > ORDERED * furthest for run in noisy for distance in run.distances.values())
+        if dtype == torch.float64 and not ordered and moves(noisy):
+            if self.scales is None:
+                # A hook that clamps gradients, or a backward pass that normalises them, takes another step of a
+                # larger loss: that is no rounding.
+                play_again()
+                unscaled = with_noise(False)
+                self.scales = moves(unscaled)
+                noisy = noisy if self.scales else unscaled
+            ordered = moves(noisy)  # the weights too, as those of a model that keeps a queue of rows
         if reverses and ordered:
             self.reverses = False
-            self.progress.again(len(noisy) * len(steps_of(training, job, reference.per_epoch(job))))
+            play_again()
             return self._with_noise(training, planned, base, job, facts, furthest)
         return noisy
 
@@ -497,14 +523,20 @@ def _check_samples_repeat(job: Job, device: str) -> None:
 
 
 def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
-    """The parameters that a forward pass moves. checked: raises UserError for what gives other values each time."""
+    """The parameters that a forward pass moves. checked: as of repeatability."""
+    return repeatability(job, device, checked=checked).moved
+
+
+def repeatability(job: Job, device: str, *, checked: bool) -> reference.Repeatability:
+    """Returns what a forward pass changes besides its graph. checked: raises UserError for what gives other values each
+    time."""
     if checked:
         _check_samples_repeat(job, device)
-    repeatability = reference.repeatability(job, device)
+    repeated = reference.repeatability(job, device)
     if checked:
-        for first, second in repeatability.losses:
+        for first, second in repeated.losses:
             _check_same(first, second, device)
-    return repeatability.moved
+    return repeated
 
 
 def check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
