@@ -22,6 +22,7 @@ from samestep.records.trial import Trial
 from samestep.reference import per_epoch, play
 from samestep.reference.faulty_training import HEALTHY, FaultyTraining, Hypothesis, Moment
 from samestep.reference.hypotheses import Found, hypotheses, steps_to_act_at
+from samestep.report.verdicts import was_tried
 from samestep.tasks import try_hypotheses
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.try_hypotheses import Replay
@@ -178,3 +179,17 @@ def test_a_fault_without_a_free_number_is_preferred() -> None:
     summed = Trial(message("gradients_summed_instead_of_averaged", ranks=2), where, 0.0)
     assert cause([fitted, summed]) == [("gradients_summed_instead_of_averaged", "at_every_step")]
     assert cause([fitted]) == [("loss_scaled_by_another_factor", "at_every_step")]
+
+
+def test_a_difference_of_the_size_of_rounding_has_no_cause() -> None:
+    """Three faults that come within its bounds are not three causes; of a clear difference they are a choice."""
+
+    def named(rounding: float) -> Divergence:
+        faults = ("clipping_left_out", "gradients_not_cleared", "optimizer_step_left_out")
+        trials = [Trial(message(fault), message("at_every_step"), 0.0, rounding) for fault in faults]
+        return explained(Divergence("sgd", 1, "loss", None, None, 0.0, 1.0, message("first_loss_differs")), trials)
+
+    vague, clear = named(0.5).cause, named(1e-6).cause
+    assert vague and (vague.id, vague.fields["fitting"]) == ("cause_hidden_by_rounding", 3)
+    assert clear and clear.id == "several_faults_give_what_was_found"
+    assert was_tried(clear) and not was_tried(vague)

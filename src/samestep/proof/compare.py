@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.message import Message, message
-from samestep.proof.causes import Case
+from samestep.proof.causes import SHOWS, Case
 from samestep.proof.trace import (
     BOUND,
     EPS,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from samestep.proof.trace import State
 
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
-SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
 NOT_PLAYED = {"late": "late_epochs_not_compared", "life": "life_not_compared"}
 PART = " from ["  # in the name of a part of a parameter; see rank/digests.py
 BLOCK = 1 << 16  # elements that are compared at once

@@ -74,6 +74,9 @@ def _cause(divergence: Divergence, trials: Sequence[Trial]) -> Message:
     if not explaining:
         left = sum(trial.unexplained is None for trial in trials)
         facts = _inner(divergence.cause)
+        if fitting := [trial for trial in trials if trial.fits]:
+            share = min(trial.rounding for trial in fitting)
+            return message("cause_hidden_by_rounding", facts=facts, fitting=len(fitting), share=share)
         return message("cause_unknown", facts=facts, tried=len(trials) - left, left=left or None)
     least = explaining[0].unexplained or 0.0
     close = [

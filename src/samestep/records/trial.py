@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from samestep.message import Message
 
 EXPLAINS = 0.01  # of the difference may stay unexplained
+TELLS = 0.1  # of the difference, at most, may be rounding: beyond it many a fault comes as near as the right one
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,10 @@ class Trial:
 
     @property
     def explains(self) -> bool:
-        """Whether the fault gives what was found."""
+        """Whether the fault gives what was found, and rounding does not decide that."""
+        return self.fits and self.rounding <= TELLS
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fault gives what was found, within rounding."""
         return self.unexplained is not None and self.unexplained <= EXPLAINS

@@ -56,6 +56,7 @@ QUANTITIES = {
     "resumed state": "quantity_resumed_state",
 }
 ILL_CONDITIONED = "tensors_ill_conditioned"  # the proof's note of the tensors that it could not compare
+TRIED = {"fault_gives_what_was_found", "several_faults_give_what_was_found"}
 MOST_LEFT = 9.99  # of a difference: what a fault leaves beyond it is no figure to compare
 
 
@@ -385,9 +386,16 @@ def problems(results: CompareResults) -> list[str]:
             values = {"expected": value(divergence.expected), "found": value(divergence.found)}
             said.append(message("engine_differs", engine=name, verdict=verdict(row), **values))
             if divergence.cause:
-                said.append(message("usual_cause_for_engine", engine=name, cause=divergence.cause))
+                known = "cause_for_engine" if was_tried(divergence.cause) else "figures_of_engine"
+                said.append(Message(known, {"engine": name, "cause": divergence.cause}))
         said += [message("origin_for_engine", engine=name, origin=origin) for origin in origins(row)]
     return _sentences(said)
+
+
+def was_tried(cause: Message) -> bool:
+    """Whether a cause was tried, and gave what was found. Others are what the figures show by themselves."""
+    inner = cause.fields.get("cause")
+    return cause.id in TRIED or (isinstance(inner, Message) and was_tried(inner))
 
 
 def origins(row: EngineResult) -> tuple[Message, ...]:

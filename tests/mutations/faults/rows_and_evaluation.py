@@ -19,7 +19,7 @@ FAULTS = (
         "first = self._world.replica * len(self._streams)",
         "first = 0",
         ("loss",),
-        "rank_draws_other_random_numbers|random_numbers_of_rank_0",
+        "random_numbers_of_rank_0",
         ("conv", "transformer"),
         "dropout",
     ),
