@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from messages import explains
-from ranks import Ranks, RanksFailed, prove
+from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, prove, reference_plan
 from samestep.proof.one_process import AgainstOne, against_one, one_process
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
-from samestep.records.record import FromOne, Moved, ReferenceLayoutRecord
+from samestep.records.record import FromOne, Moved, Record, ReferenceLayoutRecord
 from samestep.records.results import OneProcess
 from samestep.reference import Neutral
 from samestep.reference.replica_state import ReplicaState
@@ -211,6 +211,20 @@ def test_no_engine_is_the_same_where_nothing_is_shown(
 ) -> None:
     verdict = prove(reference_rank, ranks(2), f"{JOBS}:{name}", "ddp")
     assert verdict.verdict == "refused" and explains(verdict.reason, reason), verdict
+
+
+@pytest.mark.parametrize("name", ["teacher", "prototypes"])
+def test_an_engine_of_parts_is_not_blamed_for_what_forward_writes(
+    name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    job, facts = f"{JOBS}:{name}", engine_facts("fsdp", 2)
+
+    def train(loop: Expectation, own: Expectation | None) -> Record:
+        return ranks(2).work(proof_plan(loop, job, "fsdp", 2, None, facts))
+
+    reference = reference_rank.work(reference_plan(job, 2, None, facts))
+    verdict = judged(reference, facts, train, replay=reference_rank.work)
+    assert verdict.verdict == "refused" and explains(verdict.reason, "parts_lose_what_forward_writes"), verdict
 
 
 def test_a_bound_that_says_nothing_is_no_evidence() -> None:

@@ -21,6 +21,7 @@ from samestep.records.trial import Trial
 # The differences that another step of the reference can explain. The others are facts: rows, weights, names.
 REPLAYED = {"loss", "first gradient", "parameter", "buffer", "learning rate", "optimizer steps"}
 STEPPED = ("gradient", "sgd", "user", "late")  # the trainings whose every step is recorded
+LOST = "what_forward_writes_is_lost"  # the fault of that id
 AS_WELL = 10  # times what the best fault leaves: others up to this explain it, too
 
 
@@ -117,4 +118,17 @@ def with_tried_cause(
     plan = replay_plan(divergence, expectation, record, out) if divergence and expectation else None
     if divergence is None or plan is None:
         return verdict
-    return replace(verdict, first_divergence=explained(divergence, play(plan).ranks[0].trials))
+    trials = play(plan).ranks[0].trials
+    if lost := _lost_writes(trials, record, divergence.name):
+        # The job asks for what no engine does that holds its parameters in parts: this one is not to blame.
+        reason = message("parts_lose_what_forward_writes", names=lost)
+        return replace(verdict, verdict="refused", first_divergence=None, reason=reason)
+    return replace(verdict, first_divergence=explained(divergence, trials))
+
+
+def _lost_writes(trials: Sequence[Trial], record: Record, training: str) -> list[str]:
+    """Returns the parameters whose changes by the forward pass the ranks lose, because each holds a part of them alone;
+    empty where this was not tried, or does not give what was found."""
+    names = [name for t in trials if t.cause.id == LOST and t.explains for name in t.cause.fields["names"]]
+    whole = {name for rank in record.training(training) for name in rank.end_digests}  # those that ranks have copies of
+    return [] if whole.intersection(names) else names

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -331,3 +332,39 @@ def in_evaluation_mode(training: FaultyTraining) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def losing_what_forward_writes(
+    names: Sequence[str], *, at_each_module: bool
+) -> Callable[[FaultyTraining], AbstractContextManager[Any]]:
+    """Returns a context in which these parameters have the values from before the forward pass again after it, for the
+    backward pass, too: as where ranks hold parts of them, and the forward pass is given copies.
+
+    at_each_module: also where a module that holds them begins its own forward pass.
+    """
+
+    @contextmanager
+    def lost(training: FaultyTraining) -> Iterator[None]:
+        parameters = {name: p for name, p in training.model.named_parameters() if name in names}
+        before = {id(p): p.detach().clone() for p in parameters.values()}
+
+        def give_back(module: torch.nn.Module, *_: object, recurse: bool = False) -> None:
+            for parameter in module.parameters(recurse):
+                if id(parameter) in before:
+                    # In place and unnoticed, because the graph of the backward pass reads these, too.
+                    parameter.data.copy_(before[id(parameter)])
+
+        give_all_back = partial(give_back, recurse=True)
+        hooks = [training.model.register_forward_hook(lambda *inputs: give_all_back(training.model))]
+        if at_each_module:
+            hooks += [module.register_forward_pre_hook(give_back) for module in training.model.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            give_all_back(training.model)
+            for state in training.states:
+                state.parameters |= {n: before[id(parameters[n])].clone() for n in state.parameters if n in parameters}
+
+    return lost

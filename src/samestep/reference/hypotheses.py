@@ -23,6 +23,7 @@ from samestep.reference.faulty_training import (
     by_norm,
     each_distinct,
     in_evaluation_mode,
+    losing_what_forward_writes,
     mean_over_replicas,
     summed,
 )
@@ -102,6 +103,9 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_settings(job)
         yield from _of_carried_state(layout) if job.carry_state else ()
     yield from _of_forward(job, layout)
+    for at_each_module in (True, False) if found.changed else ():
+        around = losing_what_forward_writes(found.changed, at_each_module=at_each_module)
+        yield Hypothesis("what_forward_writes_is_lost", {"names": found.changed}, delay=0, around=around, once=True)
     yield from _of_rounding(many, micro_batches, found.relative)
     if found.factor is not None and abs(found.factor) > 1e-8:  # without a gradient nothing is trained: see causes
         factor = found.factor
@@ -121,11 +125,13 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
 class Found:
     """What is known of a difference before anything is replayed. factor: of a first gradient, the number by which it is
     the right one if it is one number; None: not known. tensors: those that are wrong at the end, where others are
-    right. relative: how far the first losses that differ are off, as a share of their size."""
+    right. relative: how far the first losses that differ are off, as a share of their size. changed: the parameters
+    that a forward pass changes."""
 
     factor: float | None = None
     tensors: list[str] = field(default_factory=list)
     relative: float = 0.0
+    changed: list[str] = field(default_factory=list)
 
 
 def _times(factor: float) -> Callable[[Gradient], Gradient]:

@@ -236,11 +236,12 @@ def _output_gap(together: Any, alone: list[Any], compared: Sequence[bool] = ()) 
 class Repeatability:
     """What two passes over the same batch, from the same state, have changed and returned.
 
-    moved: the names of the parameters that are not trained, and that a forward pass moves: an averaged teacher's.
-    written: of all parameters, those that a forward pass sets to values of its rows, as ActNorm's first one does.
+    changed: the names of the parameters that a forward pass changes. moved: of them, those that are not trained: an
+    averaged teacher's. written: of them, those that are set to values of the rows, as by ActNorm's first pass.
     losses: of each phase, the loss of a batch, and that of the same batch from the same state and random seed.
     """
 
+    changed: list[str]
     moved: list[str]
     written: list[str]
     losses: list[tuple[float, float]]
@@ -281,4 +282,5 @@ def repeatability(job: Job, device: str) -> Repeatability:
             written = [name for name in changed if not torch.equal(after[name], after_other[name])]
         first.restore(model)
         again = losses(model, 0)
-    return Repeatability([n for n in changed if n in frozen], written, list(zip(once, again, strict=True)))
+    moved = [name for name in changed if name in frozen]
+    return Repeatability(changed, moved, written, list(zip(once, again, strict=True)))

@@ -20,7 +20,7 @@ from samestep.reference.faulty_training import HEALTHY, FaultyTraining, Hypothes
 from samestep.reference.hypotheses import Found, Steps, hypotheses, steps_to_act_at
 from samestep.tasks.inspect.dry_run import counted_flop
 from samestep.tasks.inspect.load import build
-from samestep.tasks.play_reference import interruption_of_layout, layout_of, moved_parameters
+from samestep.tasks.play_reference import interruption_of_layout, layout_of, repeatability
 from samestep.tasks.proof_job import OF_PARAMETER, proof_job, steps_of
 from samestep.tasks.reference_tensors import distance
 from samestep.world import World
@@ -51,7 +51,8 @@ class Replay:
         self.ends_at = min(len(self.steps), suspect.step + STEPS_AFTER + 1)
         self.then = layout_of(planned.then) if planned.then else None
         self.then_from = interruption_of_layout(self.job, suspect.training, planned, len(self.steps))
-        self.moved = moved_parameters(self.job, world.device, checked=False)
+        repeated = repeatability(self.job, world.device, checked=False)
+        self.moved, self.changed = repeated.moved, repeated.changed
         self.tensors = self._tensors() if self.ends_at == len(self.steps) else FoundTensors()
         self.losses = FoundLosses(suspect)
         self.steps_taken = 0
@@ -65,6 +66,7 @@ class Replay:
             factor=self.tensors.factor() if is_gradient else None,
             tensors=self.tensors.wrong(),
             relative=0.0 if is_gradient else self.losses.relative(),
+            changed=self.changed,
         )
         possible = [
             (number, hypothesis, steps)
