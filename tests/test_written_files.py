@@ -41,7 +41,7 @@ BY_THEMSELVES = {
     "tasks/life.py": ("save_file", "a folder that this launch has created"),
     "testing/rank_processes.py": ("folder.mkdir", "a new temporary folder"),
     "testing/run_on_ranks.py": ("shared.mkdir", "pytest's temporary folder"),
-    "world/questions.py": ("os.mkfifo", "a folder for this user alone"),
+    "world/questions.py": ("os.mkfifo os.open", "a named pipe, in a folder for this user alone"),
     "world/connections.py": ("folder.mkdir os.rename", "folders for this user alone, and the sockets in them"),
 }
 

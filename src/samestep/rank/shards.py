@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from samestep.job import Job
 from samestep.message import Message, message
-from samestep.rank.job_errors import error_line
 from samestep.rank.row_order import in_order_of_model
+from samestep.world.foreign_code import error_line
 from samestep.world.imports import is_users_code
 
 BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
