@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 8  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
+SCHEMA = 7  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
 MOST_BYTES = 1 << 32  # of a record: a rank's grows by about 100 bytes a step
 MOST_ERRORS = 1000  # of a record, of which the first is said: pydantic's list of all would take gigabytes
