@@ -7,6 +7,7 @@ START=process, as a multiprocessing.Process each. Under mpirun ranks are as Open
 A line that ends with `# at: FAULT` is the one that must be named.
 """
 
+import itertools
 import os
 import signal
 import socket
@@ -66,8 +67,8 @@ def fail(step, rank):
         time.sleep(10_000)  # at: sleep
     if FAULT == "loop":
         told(FAULT)
-        while True:
-            step += 1  # at: loop
+        # A stack that another thread takes is of a loop's first line.
+        all(step for step in itertools.count(1))  # at: loop
     if FAULT == "lock":
         told(FAULT)
         lock = threading.Lock()

@@ -168,7 +168,7 @@ def test_the_line_of_a_late_rank_is_one_at_which_others_are_not(
 ) -> None:
     lines = {1: iter(other), 2: iter(late), 3: iter(())}
     meter, pulse = RankMeter(Path()), Pulse(1, TRAINING, 3, 3, {})
-    monkeypatch.setattr(stacks, "ask", lambda pids, file, number: str(pids[0]))
+    monkeypatch.setattr(rank_meter.questions, "ask", lambda folder, rank, question: b"%d" % (rank + 1))
     monkeypatch.setattr(stacks, "parse", lambda pid: ((stacks.Frame("/job/train.py", next(lines[int(pid)]), "f"),),))
     meter._late_s = {0: 0.1, 1: 5.0, 2: 0.3}
     for rank in range(3):
