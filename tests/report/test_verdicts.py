@@ -12,9 +12,9 @@ from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
 from samestep.commands.exit_codes import exit_code
 from samestep.message import message
-from samestep.records.results import CompareResults, EngineResult, Inexactness, OneProcess, Proof
+from samestep.records.results import CompareResults, EngineResult, Inexactness, OneProcess, Proof, Summary
 from samestep.report.language import LANGUAGES, VARIABLE, Language, text
-from samestep.report.verdicts import headline, notes, verdict_text
+from samestep.report.verdicts import footer, headline, notes, verdict_text
 
 
 def keep(results: CompareResults, *engines: str) -> CompareResults:
@@ -47,6 +47,9 @@ INEXACT = (
 )
 
 
+TOO_FAST = Summary(median=3.79, low=3.6, high=3.9, n=5)
+
+
 def headlines(results: CompareResults, proof: CompareResults) -> Iterator[str]:
     """The headline of each group of engines, with the answer about one process, and without."""
     nobody_asked = replace(results, same_as_one_process=None)
@@ -76,6 +79,7 @@ def other_notes(results: CompareResults) -> Iterator[str]:
         replace(results, proof=Proof(8, "float64", rows_looked_at=111)),
         *(with_row(results, 4, numerics=inexactness) for inexactness in INEXACT),
         with_row(results, 3, settings={"reshard": False, "prefetch": 2}),
+        with_row(results, 3, ratio=TOO_FAST),
     ):
         yield from (note for note in notes(other) if note not in known)
 
@@ -108,6 +112,16 @@ def test_a_divergence_lists_its_values(results: CompareResults, rows: Any) -> No
 
 def test_an_interval_that_stays_clear_is_no_tie(results: CompareResults) -> None:
     assert "no clear difference" not in headline(with_speed(results, 2, high=5000.0))
+
+
+@pytest.mark.parametrize(("low", "is_said"), [(2.01, True), (2.004, False), (1.9, False)])
+def test_a_ratio_beyond_the_ranks_is_called_so(low: float, is_said: bool, results: CompareResults) -> None:
+    """The whole interval has to be beyond them; the headline has no ratio then."""
+    found = with_row(keep(results, "single", "ddp"), 1, ratio=replace(TOO_FAST, low=low))
+    assert found.engines[1].ranks == 2
+    for said in (notes(found), footer(found)):
+        assert any("no speed-up of divided work" in sentence for sentence in said) == is_said
+    assert ("3.79 × one process" in headline(found)) != is_said
 
 
 def test_a_faster_engine_that_differs_does_not_win(results: CompareResults) -> None:

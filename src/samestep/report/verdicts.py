@@ -57,6 +57,7 @@ QUANTITIES = {
 }
 ILL_CONDITIONED = "tensors_ill_conditioned"  # the proof's note of the tensors that it could not compare
 TRIED = {"fault_gives_what_was_found", "several_faults_give_what_was_found"}
+SHOWN_DIGITS = 2  # of a ratio, as numbers.factor shows them: 2.00 is not more than 2
 MOST_LEFT = 9.99  # of a difference: what a fault leaves beyond it is no figure to compare
 
 
@@ -284,7 +285,7 @@ def _fastest(compared: Sequence[EngineResult], rows: Sequence[EngineResult]) -> 
         engine=titles([best], rows),
         single=message("in_one_process") if is_single else None,
         speed=amount(speed(best).median),
-        ratio=factor(best.ratio.median) if best.ratio and not is_single else None,
+        ratio=factor(best.ratio.median) if best.ratio and not is_single and not too_fast(best) else None,
         tied=titles(tied, rows) if tied else None,
     )
     for row in compared:
@@ -302,6 +303,21 @@ def _count(rows: Sequence[EngineResult]) -> int:
 def notes(results: CompareResults) -> list[str]:
     """Returns what the table has no room for, one sentence each."""
     return [*conditions(results), *problems(results), *row_notes(results), *one_process(results)]
+
+
+def too_fast(row: EngineResult) -> bool:
+    """Whether a row is more times as fast as one process than it has ranks, in the whole interval of its launches."""
+    shown = None if row.ratio is None else round(row.ratio.low, SHOWN_DIGITS)
+    return row.ranks is not None and shown is not None and row.ranks > 1 and shown > row.ranks
+
+
+def speeds_that_cannot_be(results: CompareResults) -> list[Message]:
+    """Returns what is wrong with each ratio that dividing the work among the ranks does not give."""
+    return [
+        message("faster_than_ranks_allow", engine=label(row), ratio=factor(row.ratio.median), ranks=row.ranks)
+        for row in comparable_rows(results)
+        if row.ratio and too_fast(row)
+    ]
 
 
 def conditions(results: CompareResults) -> list[str]:
@@ -337,6 +353,7 @@ def conditions(results: CompareResults) -> list[str]:
             ),
             message("median_over_launches"),
             message("ratio_is_paired"),
+            *speeds_that_cannot_be(results),
             message("step_times_of_rank_0"),
             message("memory_and_startup"),
         ]
@@ -518,6 +535,7 @@ def footer(results: CompareResults) -> list[str]:
         said.append(
             message("meaning_of_speed", launches=results.repeats, steps=results.measured_steps, dtype=results.dtype)
         )
+        said += speeds_that_cannot_be(results)
     lines = [*one_process(results), *_sentences([*left_out(results), *said]), *problems(results)]
     lines += _sentences(
         message("note_on_engine", engine=label(row), note=note)
