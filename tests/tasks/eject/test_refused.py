@@ -157,7 +157,23 @@ def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
         written(tmp_path, [(IMPORT, "import torch\n"), ("return Job(", "open('/no/data')\n    return Job(")])
     )
     assert "class WholeRun(Run)" in script
+    assert "the job's data were not there" in script
     assert "WholeRun" not in _eject(written(tmp_path, []))
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        ("return 3", "job_returned_no_job"),
+        ("raise SystemExit('no licence')", "job_raised_while_it_was_built"),
+        ("torch.Tensr", "job_raised_while_it_was_built"),
+    ],
+)
+def test_a_job_that_its_function_does_not_make(before: str, sentence: str, tmp_path: Path) -> None:
+    """Its data on another machine would not mend it: the script would end alike."""
+    changes = [(IMPORT, "import torch\n"), ("return Job(", f"{before}\n    return Job(")]
+    with refuses(sentence):
+        _eject(written(tmp_path, changes))
 
 
 def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ WHOLE_ROWS = {
 }
 FUTURE = "from __future__ import annotations\n"
 OTHER_JOB = "these options make a job with other parts: samestep eject --set … writes its script"
+UNBUILT = "\nIt has all that a job may need: where it was written, the job's data were not there."
 SAVES = " It continues from the checkpoint of an epoch."
 
 
@@ -77,8 +78,8 @@ def eject(
     """Returns the script that trains the job `target` (with --set's `texts`) on an engine.
 
     size: the ranks of its launch line. mesh: how they are arranged; None: each is a replica. The job is built, to see
-    what its script needs; where that fails, as without its data, the script has more. Raises UserError for a job that
-    no script can hold.
+    what its script needs; where its data are not here, the script has more. Raises UserError for a job that cannot be
+    built for another reason, or that no script can hold.
     """
     _check_head(file)
     _check_head(target.rpartition("/")[2])
@@ -106,7 +107,7 @@ def eject(
     job = (
         build_by(function, target, texts)
         if mesh and (mesh.tensor > 1 or name == "pipeline")
-        else _built(function, target, texts)
+        else _built(function, target, texts, is_own=not is_ours(module.__name__))
     )
     parts = _parts(module, job, given[1], size)
     _check_parts(parts or set(), name, layout, engine.needs.processes, mesh)
@@ -131,7 +132,7 @@ def eject(
     head = HEAD.format(
         title=f"{target.rpartition('/')[2]} on {name}",
         launch=launch[engine.needs.processes].format(size=size, file=shlex.quote(file)),
-        saves=SAVES if plan.saves else "",
+        saves=(SAVES if plan.saves else "") + (UNBUILT if parts is None else ""),
         beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
     )
     first, *sections = _sections(joined)
@@ -250,12 +251,21 @@ def _imported_first(text: str) -> str:
     return text.replace(FUTURE, FUTURE + "".join(line.partition("#")[0].strip() + "\n" for line in lines), 1)
 
 
-def _built(function: Any, target: str, texts: Mapping[str, str]) -> Job | None:
-    """Returns the job; None where it cannot be built."""
+def _built(function: Any, target: str, texts: Mapping[str, str], *, is_own: bool) -> Job | None:
+    """Returns the job; None where its data are not here. is_own: it is no built-in job. Raises UserError where its
+    function fails otherwise: so would the script."""
     try:
         return build_by(function, target, texts)
-    except UserError:
+    except UserError as error:
+        if is_own and not _lacks_a_file(error):
+            raise
         return None
+
+
+def _lacks_a_file(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised for, is of a file, a folder or a server that is not there."""
+    inner = error.__cause__ or error.__context__
+    return isinstance(error, OSError) or (inner is not None and _lacks_a_file(inner))
 
 
 def _parts(module: ModuleType, job: Job | None, general: Mapping[str, Any], size: int) -> set[str] | None:
