@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands.test_runs import results_of
+from said import refuses
 from samestep.commands.results_folder import finished_results
 from samestep.errors import UserError
 from samestep.records.checkpoint import FOLDER
@@ -52,11 +53,36 @@ def test_only_the_same_line_continues_from_a_named_checkpoint(out: Path) -> None
         finished_results(out, RunTask("", resume="runs/other"), (*LINE[:-1], "runs/other"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "is_free"),
+    [
+        ("run", False),
+        ("", False),
+        ("run/checkpoints/hub", False),
+        ("run/rank-0", False),
+        ("run/hub", True),
+        ("hub", True),
+    ],
+)
+def test_an_export_in_the_place_of_the_results_is_refused(folder: str, is_free: bool, tmp_path: Path) -> None:
+    """Before the training: the folder has the results' files when it ends."""
+    training = RunTask("", export=str(tmp_path / folder))
+    if is_free:
+        assert finished_results(tmp_path / "run", training, LINE) is None
+    else:
+        with refuses("export_is_place_of_results"):
+            finished_results(tmp_path / "run", training, LINE)
+
+
 def test_what_would_be_replaced_is_kept(out: Path) -> None:
     with pytest.raises(UserError, match="would replace"):
         finished_results(out, RunTask("", resume="never"), LINE)
-    with pytest.raises(UserError, match="would be replaced"):
+    with refuses("export_is_place_of_results"):
         finished_results(out, RunTask("", export=str(out)), LINE)  # this training has not written it
+    (out / "hub").mkdir()
+    (out / "hub" / "other").touch()
+    with pytest.raises(UserError, match="would be replaced"):
+        finished_results(out, RunTask("", export=f"{out}/hub"), LINE)
     write_results(replace(results_of(None), export=str(out)), out)
     assert finished_results(out, RunTask("", export=str(out)), LINE)
     with pytest.raises(UserError, match="would replace"):

@@ -66,7 +66,7 @@ def test_the_outermost_modules_are_found() -> None:
         ((), "new", "neither the job's model nor a module of it has save_pretrained"),
         (("student", "teacher"), "new", r"2 modules of the model have save_pretrained \(student, teacher\)"),
         (("",), "something", "is a file, and would be replaced"),
-        (("",), "none/new", "give a folder in an existing one"),
+        (("",), "something/new", "something is a file; give a folder in another one"),
         (("",), "", "something in it is of no export"),
     ],
 )
@@ -74,6 +74,15 @@ def test_what_cannot_be_is_refused(modules: tuple[str, ...], folder: str, says: 
     (tmp_path / "something").touch()
     with pytest.raises(UserError, match=says):
         _check_export(tmp_path / folder, modules)
+
+
+def test_folders_above_it_are_made(tmp_path: Path) -> None:
+    weights, hub = tmp_path / "weights.safetensors", tmp_path / "none" / "new" / "hub"
+    save(Encoder(2).state_dict(), weights)
+    _check_export(hub, ("",))
+    assert not (tmp_path / "none").exists()
+    export(lambda: Encoder(2), weights, hub)
+    assert any(hub.iterdir())
 
 
 def test_it_is_refused_before_the_training(tmp_path: Path) -> None:

@@ -333,6 +333,8 @@ def finished_results(out: Path, training: RunTask, words: tuple[str, ...]) -> Ru
     weights, checkpoints = out / WEIGHTS, out / FOLDER
     before = read_results(RunResults, out) if (out / RESULTS).exists() else None
     exported = before is not None and before.export == training.export
+    if training.export and not exported and _is_place_of_results(Path(training.export), out):
+        raise UserError(message("export_is_place_of_results", export=training.export, folder=out))
     if training.export and not exported and _is_filled(Path(training.export)):
         raise UserError(f"{training.export} exists, and would be replaced; give another folder with --export")
     ended = before is not None and before.stopped != "requested" and weights.exists()
@@ -367,6 +369,17 @@ def _is_same_line(out: Path, training: RunTask, words: tuple[str, ...]) -> bool:
         return read(CommandRecord, out / COMMAND).words[1:] == words[1:]
     except (OSError, UserError):
         return False
+
+
+def _is_place_of_results(folder: Path, out: Path) -> bool:
+    """Whether a training in `out` writes into `folder`, or in its place: an export could not have the name then."""
+    folder, out = folder.resolve(), out.resolve()
+    if out.is_relative_to(folder):
+        return True
+    if not folder.is_relative_to(out):
+        return False
+    first = folder.relative_to(out).parts[0]
+    return first in (*FILES, *FOLDERS) or OWN_FILES.fullmatch(first) is not None
 
 
 def _is_filled(path: Path) -> bool:

@@ -241,7 +241,9 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
         raise UserError(
             f"--export {folder}: {foreign} in it is of no export of samestep, and would be removed; give a new folder"
         )
-    _check_writable(folder, "--export", "give a folder in an existing one")
+    # Folders above it are made with it, as those of --out.
+    existing = next(above for above in folder.resolve().parents if above.exists())
+    _check_writable(existing / folder.name, "--export", f"{existing} is a file; give a folder in another one")
 
 
 def _check_logs(names: tuple[str, ...]) -> None:
