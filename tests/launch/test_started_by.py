@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from said import refuses
 from samestep.commands.machines import detect_launched_rank, refuse_under_launcher
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
@@ -100,6 +101,32 @@ def test_contradictions(env: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError) as raised:
         launched_rank(env, outer_launcher(env) or "", "n1", 20000)
     assert sentence in str(raised.value)
+
+
+LIGHTNING = {"NODE_RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("env", "is_refused"),
+    [
+        (LIGHTNING | {"WORLD_SIZE": "4"}, True),
+        # Of the first machine, and of one whose processes Lightning is to start.
+        (LIGHTNING | {"WORLD_SIZE": "4", "NODE_RANK": "0"}, True),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "h1"}, True),
+        ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, True),
+        ({"NODE_RANK": "0"}, False),
+        (BY_HAND | {"NODE_RANK": "1"}, False),
+        (TORCHRUN | {"NODE_RANK": "1"}, False),
+        (SRUN | {"NODE_RANK": "1"}, False),
+    ],
+)
+def test_ranks_that_are_numbered_by_their_machine(env: dict[str, str], is_refused: bool) -> None:
+    """As Lightning's launcher does: without RANK, each would train alone."""
+    if is_refused:
+        with refuses("ranks_are_numbered_by_machine", node=env["NODE_RANK"]):
+            outer_launcher(env)
+    else:
+        assert outer_launcher(env) == outer_launcher({key: env[key] for key in env if key != "NODE_RANK"})
 
 
 TWO_EACH = SRUN | {"SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from samestep import launch
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.world import RankVariables, places
 from samestep.world.processes import COMMAND
+
+NODE_RANK = "NODE_RANK"  # environment variable: the number of this machine, of Lightning and of schedulers
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,12 @@ def outer_launcher(env: Mapping[str, str]) -> str | None:
         return None  # samestep itself started this process
     by_hand = [name for name in RankVariables()[:3] if name in env]
     ranks = [launcher.variables.rank for launcher in launch.all_launchers().values()]
-    _check_numbers(env, [*RankVariables(), *ranks, "MASTER_PORT"])
+    _check_numbers(env, [*RankVariables(), *ranks, "MASTER_PORT", NODE_RANK])
     sizes = _launched_sizes(env)
     for launcher, size in sizes.items():
         launch.environments()[launcher].check_launched(env, sizes)
         return launcher if size > 1 else None
+    _check_node_rank(env)
     if by_hand and int(env.get("WORLD_SIZE", "1")) > 1:
         absent = [
             name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env
@@ -58,6 +62,21 @@ def outer_launcher(env: Mapping[str, str]) -> str | None:
             )
         return launch.DEFAULT
     return None
+
+
+def _check_node_rank(env: Mapping[str, str]) -> None:
+    """Raises UserError where the ranks are numbered by their machine and their number on it, as Lightning does.
+
+    How many ranks each machine has is in no variable; a command on the second machine would train alone."""
+    if NODE_RANK not in env or "RANK" in env:
+        return
+    size, local_rank = int(env.get("WORLD_SIZE", "1")), env.get("LOCAL_RANK")
+    if env[NODE_RANK] == "0" and size == 1 and local_rank in (None, "0"):
+        return
+    stale = [name for name in (*RankVariables()[:3], NODE_RANK) if name in env]
+    raise UserError(
+        message("ranks_are_numbered_by_machine", node=env[NODE_RANK], local=local_rank, unset=" ".join(stale))
+    )
 
 
 def _launched_sizes(env: Mapping[str, str]) -> dict[str, int]:
