@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from mutations.jobs import warming
 from ranks import Ranks, RanksFailed, prove
-from said import says
+from said import refuses, says
 from samestep import Job, Recipe
 from samestep.engine import Checks
 from samestep.errors import Refused
@@ -40,6 +41,30 @@ def test_fsdp_of_several_dtypes_is_a_refusal(said: str, refused: bool) -> None:
     if isinstance(raised.value, Refused):
         assert raised.value.message.id == "fsdp_shards_one_dtype_together"
         assert raised.value.message.fields["dtypes"] == ["bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("read", ["scale", "weigth", "module.scale"])
+def test_an_attribute_of_a_model_that_is_wrapped_is_a_refusal(read: str) -> None:
+    """Not one that the model has not itself; and through `module` it is there."""
+
+    class Scaled(nn.Linear):
+        scale = 0.5
+
+    def train(*_: Any) -> float:
+        return float(attrgetter(read)(nn.DataParallel(Scaled(2, 2))))
+
+    job: Any = SimpleNamespace(sync_batchnorm=False, optimizer=Recipe(torch.optim.SGD), model=lambda: Scaled(2, 2))
+    engine: Any = SimpleNamespace(train=train, fragments=None, checks=Checks())
+    run: Any = SimpleNamespace()
+    if read == "scale":
+        fields = {"attribute": "scale", "wrapper": "DataParallel", "model": "Scaled"}
+        with refuses("forward_reads_a_wrapped_model", kind=Refused, **fields):
+            run_engine(engine, job, World(), run, {})
+    elif read == "weigth":
+        with pytest.raises(AttributeError):
+            run_engine(engine, job, World(), run, {})
+    else:
+        assert run_engine(engine, job, World(), run, {}) == 0.5
 
 
 @pytest.mark.parametrize("last", [True, False])

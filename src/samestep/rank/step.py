@@ -430,6 +430,19 @@ def explain_ddp_error(error: BaseException, job: Job) -> Message | None:
     )
 
 
+def explain_wrapped_model(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about an attribute of the job's model that Job.forward reads of an engine's wrapper, which has
+    only its own; None for other errors."""
+    found = re.search(r"'(\w+)' object has no attribute '(\w+)'", str(error))
+    if not isinstance(error, AttributeError) or found is None:
+        return None
+    wrapper, name = found.groups()
+    model = job.model()
+    if type(model).__name__ == wrapper or not hasattr(model, name):
+        return None
+    return message("forward_reads_a_wrapped_model", wrapper=wrapper, attribute=name, model=type(model).__name__)
+
+
 def explain_dtypes(error: BaseException, job: Job) -> Message | None:
     """Returns a message about parameters of several dtypes that FSDP was to shard together; None for other errors."""
     if "uniform original parameter dtype" not in str(error):

@@ -16,7 +16,7 @@ from samestep.job import Batch, Job, MicroBatch
 from samestep.message import AS_SAID, Message, as_said, message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.shards import explain_optimizer_on_shards
-from samestep.rank.step import explain_strides
+from samestep.rank.step import explain_strides, explain_wrapped_model
 from samestep.rank.weights import StateDict
 from samestep.training import Run
 from samestep.world import World
@@ -47,7 +47,9 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
             run.release()
             raise (out_of_memory(job, run.micro_batch, world) if run.micro_batch else no_model(job, world)) from None
-        explanation: str | Message | None = explain_optimizer_on_shards(error, job) or explain_strides(error, job)
+        explanation: str | Message | None = (
+            explain_optimizer_on_shards(error, job) or explain_strides(error, job) or explain_wrapped_model(error, job)
+        )
         if explanation is None and isinstance(error, RuntimeError | AssertionError):
             explanation = engine.checks.explain(error, job)
         if explanation is None:
