@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from command import DRAWN, samestep
 
 
@@ -20,6 +22,22 @@ def test_verify_interrupts_and_another_engine_continues(tmp_path: Path) -> None:
     assert rows["amp"]["reason"]["id"] == "lossy_engine_continues_alone"
     folders = {path.name for path in (tmp_path / "out" / "launches").iterdir()}
     assert {"ddp-fork-0", "ddp-fork-0-continued"} == folders
+
+
+def test_more_ranks_than_began_continue(tmp_path: Path) -> None:
+    """The new rank has no part in what the first launch has recorded."""
+    given = ["verify", DRAWN, "--set", "rows=29", "--engine", "ddp", "--nproc", "2"]
+    done = samestep(*given, "--resume", "--resume-nproc", "3", "--resume-engine", "fsdp", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "ddp 2 -> fsdp 3  fork      same step" in done.stdout
+
+
+@pytest.mark.check
+def test_more_ranks_than_began_continue_what_is_inexact(tmp_path: Path) -> None:
+    given = ["verify", DRAWN, "--set", "rows=29", "--engine", "amp", "--nproc", "2"]
+    done = samestep(*given, "--resume", "--resume-nproc", "3", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "amp 2 -> amp 3  fork      approximate" in done.stdout
 
 
 def test_other_ranks_are_checked() -> None:
