@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from budget import budget, deadline
 from command import samestep
+from neighbours import JOB, neighbours, words_of
 from samestep import report
 from samestep.records.results import CompareResults, read_results
 
@@ -183,6 +185,67 @@ def test_commands_have_the_options_that_are_shown(command: str) -> None:
     ours = command.partition(".py ")[0] if words[1] == "check" else command  # the others are the script's own
     for option in re.findall(r"--[a-z-]+", ours):
         assert option in shown, f"{command}: samestep {words[1]} has no {option}"
+
+
+def _documented() -> list[str]:
+    """Every samestep command of the docs: lines of their own and those within sentences. Decisions tell of the past."""
+    texts = [page.read_text() for page in PAGES if page.parent.name != "decisions"]
+    found = [line for text in texts for line in re.findall(r"^(?:    )?(?:\$ )?(samestep .*)$", text, re.M)]
+    found += [line for text in texts for line in re.findall(r"`(samestep [^`…]*)`", text)]
+    commands = {" ".join(re.sub(r"\s+#.*$", "", line).split()) for line in found}
+    return sorted(command for command in commands if command.isascii())  # else a sentence that begins with the name
+
+
+@pytest.mark.parametrize("depth", [[], pytest.param(["--whole"], marks=pytest.mark.check)], ids=["engines", "whole"])
+def test_commands_with_other_values_start_or_are_refused_in_a_sentence(depth: list[str], tmp_path: Path) -> None:
+    """Each number one less, one more, none and huge; each engine and axis another; each option left out."""
+    commands = _documented()
+    assert "samestep verify JOB --engine ddp --nproc 2 --resume --resume-nproc 3 --resume-engine fsdp" in commands
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "neighbours.py"), str(tmp_path), *depth],
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+        timeout=budget(300),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["wrong"] == {}
+    assert min(told["ends"][end] for end in ("launched", "refused")) > len(commands), told["ends"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with my_job.py, and weights that it has trained."""
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "my_job.py").write_text(JOB)
+    done = samestep("run", "my_job.py", "--engine", "single", cwd=folder, out=folder / "runs" / "a")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("verify my_job.py --engine ddp --nproc 3 --resume --resume-nproc 3 --resume-engine fsdp", 0),
+        ("verify my_job.py --engine ddp --nproc 2 --resume --resume-nproc 4 --resume-engine fsdp", 0),
+        ("verify my_job.py --engine ddp --nproc 2 --resume-nproc 3 --resume-engine fsdp", 0),
+        ("verify my_job.py --engine fsdp --mesh data=2,shard=1", 0),
+        ("verify my_job.py --engine ddp --nproc 17 --as threads", 0),
+        ("run my_job.py --engine ddp --nproc 3 --set lr=0.05 --out runs/a", 2),
+        ("run my_job.py --log csv", 0),
+        ("evaluate my_job.py --weights runs/a/weights.safetensors --nproc 5", 0),
+        ("eject my_job.py --to train.py", 0),
+        ("collectives --show all_to_all --nproc 4", 0),
+    ],
+)
+def test_a_command_with_another_value_runs_to_its_end(command: str, code: int, trained: Path) -> None:
+    words = command.split()
+    assert any(words in neighbours(words_of(documented)) for documented in _documented())
+    done = samestep(*words, cwd=trained)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in _commands(page) if c.startswith("make")}))
