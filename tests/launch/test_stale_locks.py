@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from samestep.launch.supervise import clear_stale_locks
+import pytest
+
+from samestep.launch.supervise import ExtensionBuilds, clear_stale_locks
 
 HOLD = """
 import sys
@@ -33,3 +35,23 @@ def test_a_lock_that_a_killed_build_left(tmp_path: Path) -> None:
     assert lock.exists()  # torch's own, left by its killed holder: whoever builds next would wait for ever
     assert clear_stale_locks(env) == [lock]
     assert clear_stale_locks(env) == []
+
+
+@pytest.mark.parametrize("case", ["compiled", "loaded", "there before"])
+def test_an_extension_that_is_compiled_is_named_once(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not one that is loaded, nor one that another command has begun to compile."""
+    lock = tmp_path / "py3_cpu" / "operator" / "lock"
+    lock.parent.mkdir(parents=True)
+    (lock.parent / "build.ninja").touch()
+    monkeypatch.setattr(ExtensionBuilds, "LOOK_EVERY_S", 0.0)
+    if case == "there before":
+        lock.touch()
+    if case == "loaded":
+        (lock.parent / "operator.so").touch()
+    builds = ExtensionBuilds({"TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    lock.touch()
+    builds.tell_new()
+    builds.tell_new()
+    assert capsys.readouterr().err.count("is being compiled") == (case == "compiled")

@@ -61,7 +61,7 @@ def run(
     killed_before = first_error.memory_kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
     watchdog = Watchdog(folder, size, machines, stall_s, as_threads=as_threads)
-    progress, logs = Progress(), LogRotation(folder)
+    progress, logs, builds = Progress(), LogRotation(folder), ExtensionBuilds(os.environ)
     sampled = closing(MonitorSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
         with _changing:
@@ -80,6 +80,7 @@ def run(
                 if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
                     deadline.fail()
                 watchdog.check()
+                builds.tell_new()
                 time.sleep(0.1 if watch else 0.02)
         finally:
             with _changing:
@@ -207,10 +208,8 @@ SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "smb", "cifs"
 
 def clear_stale_locks(env: Mapping[str, str]) -> list[Path]:
     """Removes locks that no process of this machine holds; on a shared disk only old ones. Returns their paths."""
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(env.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
     removed = []
-    for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")]:
+    for lock in _locks(env):
         try:
             young = time.time() - lock.stat().st_mtime < YOUNG_S
             if not (young and _is_shared(lock)) and not _is_held(lock):
@@ -219,6 +218,35 @@ def clear_stale_locks(env: Mapping[str, str]) -> list[Path]:
         except OSError:
             continue  # the build has ended meanwhile, or the lock is another user's
     return removed
+
+
+def _locks(env: Mapping[str, str]) -> list[Path]:
+    """Returns the locks of torch's extensions, each in the folder of the one that is being built or loaded."""
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(env.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
+    return [*root.glob("*/lock"), *root.glob("*/*/lock")]
+
+
+class ExtensionBuilds:
+    """Says once of each extension of torch that the ranks compile, as DeepSpeed's, why they do not begin."""
+
+    LOOK_EVERY_S = 1.0
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Looks at the locks that are there already: another command's, or left behind."""
+        self._env = env
+        self._known = set(_locks(env))
+        self._due = 0.0
+
+    def tell_new(self) -> None:
+        """Says which extensions have begun to be compiled. One that is loaded is locked for a moment, too."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self.LOOK_EVERY_S
+        for lock in _locks(self._env):
+            if lock not in self._known and not list(lock.parent.glob("*.so")):
+                self._known.add(lock)
+                say(message("extension_is_compiled", extension=lock.parent.name, folder=lock.parent))
 
 
 def _is_shared(path: Path) -> bool:
