@@ -190,8 +190,8 @@ def _thread_limits() -> list[tuple[int, Callable[[], int]]]:
         limits.append((processes, _own_threads))
     for folder in ("/sys/fs/cgroup", "/sys/fs/cgroup/pids"):
         with suppress(OSError, ValueError):  # "max": none
-            most = int(Path(folder, "pids.max").read_text())
-            current = int(Path(folder, "pids.current").read_text())
+            most = int(read_regular(Path(folder, "pids.max")))
+            current = int(read_regular(Path(folder, "pids.current")))
             limits.append((most, lambda current=current: current))  # type: ignore[misc]
     return limits
 
