@@ -305,8 +305,7 @@ def proof_plan(
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
     facts = facts or engine_facts(engine, replicas)
-    in_own = own.facts.trainings if own else ()
-    asked = trainings(facts, as_played(expectation), 8, replicas, in_own_dtype=in_own)
+    asked = trainings(facts, as_played(expectation), 8, replicas, own=as_played(own) if own else None)
     return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked, mesh=facts.mesh)
 
 

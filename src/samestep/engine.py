@@ -38,6 +38,8 @@ class Numerics:
         measurement would look too exact.
     widest: the widest dtype that the engine supports; the proof uses it.
     exact_steps: the number of first steps of a lossy engine that are exact (PowerSGD sends whole gradients at first).
+    rounds: what is rounded. 'passes': the forward and the backward pass, and the ranks' gradients are averaged in the
+        dtype of the weights. 'sums': this average alone, and losses are exact. 'all': both.
     """
 
     rounds_to: str | None = None
@@ -45,6 +47,7 @@ class Numerics:
     without: Mapping[str, Any] = field(default_factory=dict)
     widest: Literal["float64", "float32"] = "float64"
     exact_steps: int = 0
+    rounds: Literal["passes", "sums", "all"] = "all"
 
 
 @dataclass(frozen=True)

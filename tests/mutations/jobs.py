@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from mutations.mixture import Experts
+from mutations.reading import arrays, one_by_one, windows  # noqa: F401
 from samestep import Batch, Job, Lanes, LRSchedule, Phase, Recipe
 from samestep.data.stream import Stream
 

@@ -49,7 +49,10 @@ def references() -> Iterator[Mapping[int, References]]:
 def test_there_are_enough_faults() -> None:
     assert {fault.name for fault in FAULTS} >= QUICK
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 14
-    assert {job for fault in FAULTS for job in fault.jobs} == {*ALL, "sentences", "stream", "averaged", "masked"}
+    assert {job for fault in FAULTS for job in fault.jobs} == {
+        *ALL,
+        *("sentences", "stream", "averaged", "masked", "arrays", "one_by_one", "windows"),
+    }
     assert all(fault.needs for fault in FAULTS if fault.jobs != ALL)
     assert all(f"engines/{fault.engine}.py" == fault.file for fault in FAULTS if fault.engine != "ddp")
 

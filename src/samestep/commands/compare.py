@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -148,9 +148,8 @@ def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) ->
         yield
         return
     row = rows[0]
-    loop, _, in_own_dtype = layouts_of(row, quick=inspected.setup.quick)
-    in_own = in_own_dtype.trainings if in_own_dtype else ()
-    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(loop), in_own)
+    loop, _, own = layouts_of(row, quick=inspected.setup.quick)
+    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(loop), as_planned(own) if own else None)
 
     def start(plan: Plan, show_phase: ShowPhase) -> Record:
         return _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
@@ -250,9 +249,9 @@ def _one_process(
 
 
 def _plan_of_launch(
-    inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, in_own_dtype: Iterable[str]
+    inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, own: LoopTrainings | None
 ) -> Plan:
-    """Returns the plan of launch `number` of a row. loop, in_own_dtype: the trainings of a first one."""
+    """Returns the plan of launch `number` of a row. loop, own: the trainings of a first one."""
     setup, job = inspected.setup, inspected.job
     trainings: list[Task] = []
     if setup.rounds:
@@ -265,7 +264,7 @@ def _plan_of_launch(
             inspected.size,
             job.proof_rows,
             extremes=job.extremes,
-            in_own_dtype=in_own_dtype,
+            own=own,
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
@@ -282,8 +281,8 @@ def _launch(
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
-    in_own = in_own_dtype.facts.trainings if in_own_dtype else ()
-    plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), in_own)
+    own = as_played(in_own_dtype) if in_own_dtype else None
+    plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), own)
     try:
         if row.continued_by:
             row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)

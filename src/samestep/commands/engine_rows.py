@@ -12,7 +12,7 @@ from samestep.commands.launch_ahead import LaunchAhead
 from samestep.errors import UserError, nearest_engine, say
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
-from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout
+from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout, without_life
 from samestep.records.inspection import EngineFacts, JobFacts
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
@@ -256,11 +256,12 @@ def layouts_of(row: Row, *, quick: bool) -> tuple[LayoutPlan, LayoutPlan | None,
     """Returns the layouts that a row is compared with: of its loop, of its numerics where these are inexact, and else
     in the job's own dtype. quick: see Setup. Ranks that are threads live no run: they cannot wait for checkpoints."""
     loop, numerics = loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
-    if row.launcher == launch.THREADS:
-        loop = replace(loop, trainings=tuple(name for name in loop.trainings if name != "life"))
     if quick:
         return replace(loop, trainings=QUICK), numerics, None
-    return loop, numerics, None if row.continued_by else own_dtype_layout(row.facts)
+    own = None if row.continued_by else own_dtype_layout(row.facts)
+    if row.launcher == launch.THREADS:
+        return without_life(loop), numerics, without_life(own) if own else None
+    return loop, numerics, own
 
 
 def say_divisions(inspected: InspectedSetup, rows: Sequence[Row]) -> None:

@@ -29,6 +29,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from samestep.data.arrays import Arrays
 from samestep.data.loader import fetch
+from samestep.data.part import Part, PartInBatches, PartOfArrays
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.errors import Refused, UserError, say
@@ -45,7 +46,7 @@ ROUNDING = 1e-6  # of a row's floating-point numbers, relative to their magnitud
 # For one row: a forked process may wait for a lock that a thread of this one holds, and would do so for ever.
 SILENT_S = 120.0
 COLLATED = -1  # in the place of a row: the first two, augmented and collated
-PLAIN = (TensorDataset, Arrays, Subset)  # reading them changes nothing
+PLAIN = (TensorDataset, Arrays, Subset, Part, PartInBatches, PartOfArrays)  # reading them changes nothing
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from samestep.data.arrays import Arrays
+from samestep.data.part import Part, PartOfArrays
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
 from samestep.data.stream import Stream, is_stream
@@ -171,7 +172,7 @@ class Rows(Dataset[Any]):
         self.length = len(self.dataset)
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
-        self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
+        self.by_take = type(self.dataset) in (Arrays, PartOfArrays) and not job.collate and not job.augment
         methods = (getattr(dataset, "set_epoch", None) for dataset in nested(self.dataset))
         self.set_epoch: Callable[[int], None] | None = next(filter(None, methods), None)
         self.epoch = -1  # the latest that set_epoch was called with
@@ -257,12 +258,13 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
             )
         return samples
     samples = []
+    rows = dataset.rows if isinstance(dataset, Part) else range(len(dataset))  # as the job numbers them
     try:
         for index in indices:
-            heartbeat.row(index)
+            heartbeat.row(rows[index])
             samples.append(dataset[index])
     except Exception as error:
-        add_note(error, f"sample {indices[len(samples)]}")
+        add_note(error, f"sample {rows[indices[len(samples)]]}")
         raise
     heartbeat.row(NONE)
     return samples

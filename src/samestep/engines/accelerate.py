@@ -28,7 +28,7 @@ def layout(world: World, precision: str = "no") -> Layout:
 
 def numerics(precision: str = "no") -> Numerics:
     rounds_to = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-    return Numerics(rounds_to, lossy=rounds_to is not None)
+    return Numerics(rounds_to, lossy=rounds_to is not None, rounds="passes")
 
 
 def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> State:

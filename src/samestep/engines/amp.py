@@ -28,7 +28,8 @@ def layout(world: World, **settings: Any) -> Layout:
 
 
 def numerics(precision: str = "bf16") -> Numerics:
-    return Numerics(str(DTYPES[precision]).removeprefix("torch."), lossy=True)  # autocast leaves float64 alone
+    # autocast leaves float64 alone
+    return Numerics(str(DTYPES[precision]).removeprefix("torch."), lossy=True, rounds="passes")
 
 
 def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"] = "bf16") -> State:

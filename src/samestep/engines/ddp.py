@@ -45,7 +45,7 @@ def numerics(compress: str = "none", **settings: Any) -> Numerics:
     if compress == "none":
         return Numerics()
     rounds_to, exact = {"fp16": ("float16", 0), "bf16": ("bfloat16", 0), "powersgd": (None, EXACT)}[compress]
-    return Numerics(rounds_to, lossy=True, without={"compress": "none"}, exact_steps=exact)
+    return Numerics(rounds_to, lossy=True, rounds="sums", without={"compress": "none"}, exact_steps=exact)
 
 
 def train(

@@ -35,7 +35,8 @@ def layout(world: World, strategy: str = "ddp", precision: str = "full") -> Layo
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
     if precision == "full":
         return Numerics()
-    return Numerics("bfloat16", lossy=True, without={"precision": "full"})  # it casts float64 inputs to float32
+    # it casts float64 inputs to float32
+    return Numerics("bfloat16", lossy=True, rounds="passes", without={"precision": "full"})
 
 
 def explain(error: BaseException, job: Job) -> Message | None:

@@ -56,7 +56,7 @@ def layout(world: World, offload: bool = False, **settings: Any) -> Layout:
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
     if precision == "full":
         return Numerics()
-    return Numerics("bfloat16", lossy=True, without={"precision": "full"})
+    return Numerics("bfloat16", lossy=True, rounds="passes", without={"precision": "full"})
 
 
 def divides(

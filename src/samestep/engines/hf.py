@@ -25,7 +25,7 @@ def layout(world: World, precision: str = "full") -> Layout:
 
 
 def numerics(precision: str = "full") -> Numerics:
-    return Numerics() if precision == "full" else Numerics("bfloat16", lossy=True)
+    return Numerics() if precision == "full" else Numerics("bfloat16", lossy=True, rounds="passes")
 
 
 def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"] = "full") -> State:

@@ -36,7 +36,9 @@ def layout(world: World, compress: str = "none") -> Layout:
 
 
 def numerics(compress: str = "none") -> Numerics:
-    return Numerics("float16", lossy=True, without={"compress": "none"}) if compress == "fp16" else Numerics()
+    if compress == "none":
+        return Numerics()
+    return Numerics("float16", lossy=True, rounds="sums", without={"compress": "none"})
 
 
 def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> State:

@@ -68,6 +68,11 @@ class Case:
         facts = self.expectation.facts
         return (facts.then or facts.layout).replicas
 
+    @property
+    def is_right_under_sgd(self) -> bool:
+        """Whether this is the job's own optimizer, and SGD's steps have been compared before, and are right."""
+        return self.training == "user" and "sgd" in self.expectation.facts.trainings
+
     def begins_epoch(self, step: int) -> bool:
         """Whether a step is the first of an epoch other than the first."""
         epochs = self.expected.epochs
@@ -167,7 +172,7 @@ def _loss(case: Case, divergence: Divergence) -> Message:
     step = divergence.step or 0
     if step == 0:
         return message("first_loss_differs")
-    if case.training == "user":
+    if case.is_right_under_sgd:
         return message("own_optimizer_differs")
     return message("update_wrong_at_one_step", step=step - 1, next=step)
 
@@ -196,7 +201,7 @@ def _parameter_groups(case: Case, divergence: Divergence) -> Message:
 
 
 def _parameter(case: Case, divergence: Divergence) -> Message:
-    return message("own_optimizer_differs" if case.training == "user" else "last_update_wrong")
+    return message("own_optimizer_differs" if case.is_right_under_sgd else "last_update_wrong")
 
 
 def _buffer(case: Case, divergence: Divergence) -> Message:

@@ -65,7 +65,7 @@ class Comparison:
         observed = of_engine(self.record, self.names.format(training))
         case = Case(self.expectation, training, expected, observed, name=self.names.format(training))
         yield from self._start(case)
-        if not self.inexact:
+        if not self.inexact or self.expectation.facts.rounds == "sums":
             yield from self._precision(case)
         bounds = self.loss_bounds(case.expected, noisy)
         self._note_reach(case, bounds)
@@ -145,6 +145,8 @@ class Comparison:
 
     def loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
         """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
+        facts = self.expectation.facts
+        eps = EPS[facts.dtype] if facts.rounds == "sums" else self.eps
         floors: dict[int, float] = {}
         moved: dict[int, list[float]] = {}  # step -> how far each draw of noise moves its losses
         for rank, micro_batches in enumerate(expected.micro_batches):
@@ -152,7 +154,7 @@ class Comparison:
                 step, sum_ = micro_batch.step, micro_batch.loss_sum
                 distances = [abs(sum_ - trace.micro_batches[rank][number].loss_sum) for trace in noisy]
                 moved[step] = [*map(max, distances, moved.get(step, distances))]
-                floors[step] = max(floors.get(step, 0.0), FLOOR_ULPS * self.eps * abs(sum_))
+                floors[step] = max(floors.get(step, 0.0), FLOOR_ULPS * eps * abs(sum_))
         bounds, widest = [], 0.0
         for step, draws in sorted(moved.items()):
             rounding = BOUND * disagreement(draws, floors[step]) * max(draws)

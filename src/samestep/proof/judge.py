@@ -8,6 +8,7 @@ parameters, buffers and the evaluation. docs/proof.md explains it all.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "
 DIGITS = {"float16": 11, "bfloat16": 8}  # binary digits of what is below float32
 FACTOR = 8  # times float32's own rounding and the ranks: an element whose loss of digits is larger must show it
 ENOUGH = 16  # such elements: one alone may come out right by chance
+MANY = 32  # elements of which each would come out rounded in one case of two
 
 
 def judge(
@@ -47,7 +49,7 @@ def judge(
     if numerics is None:
         return _in_own_dtype(comparison, in_own_dtype, record)
     divergence, inexactness = compare_numerics(numerics, record)
-    divergence = divergence or too_exact(loop, numerics, record)
+    divergence = divergence or too_exact(loop, numerics, record) or too_coarse(numerics, record)
     if divergence:
         return _verdict(comparison, "differs", first_divergence=divergence, numerics=inexactness)
     if inexactness.skipped_steps >= len(loop.of("sgd").rates):
@@ -73,8 +75,7 @@ def _of_loop(comparison: Comparison) -> Verdict | None:
         # Ranks then train other weights each, under any engine: none is to blame for it.
         return _verdict(comparison, "refused", reason=message("forward_writes_parameters", names=[*facts.written]))
     for training in facts.trainings:
-        differences = compare_life(comparison) if training == "life" else comparison.divergences(training)
-        if divergence := next(differences, None):
+        if divergence := next(_differences(comparison, training), None):
             return _verdict(comparison, "differs", first_divergence=divergence)
     if not comparison.compared:
         example = next(name for names in comparison.ill_conditioned.values() for name in names)
@@ -86,14 +87,19 @@ def _of_loop(comparison: Comparison) -> Verdict | None:
     return None
 
 
+def _differences(comparison: Comparison, training: str) -> Iterator[Divergence]:
+    return compare_life(comparison) if training == "life" else comparison.divergences(training)
+
+
 def _in_own_dtype(proven: Comparison, in_own_dtype: Expectation | None, record: Record) -> Verdict:
     """Returns the verdict on an exact engine that is proven in float64. in_own_dtype: as of judge."""
     if in_own_dtype is None:
         return _verdict(proven, "same")
     comparison, facts = Comparison(in_own_dtype, record, AS_OWN), in_own_dtype.facts
-    divergence = next((found for name in facts.trainings for found in comparison.divergences(name)), None)
+    divergence = next((found for name in facts.trainings for found in _differences(comparison, name)), None)
     verdict = _verdict(proven, "differs" if divergence else "same", first_divergence=divergence)
     notes = [message("own_dtype_not_compared", dtype=facts.dtype, why=why) for why in facts.not_played.values()]
+    notes += [note for note in comparison.not_compared if note not in verdict.notes]
     if vague := {name for names in comparison.ill_conditioned.values() for name in names} | {*comparison.unresolved}:
         notes.append(message("own_dtype_shows_little", dtype=facts.dtype, tensors=sorted(vague)))
     return replace(verdict, notes=(*verdict.notes, *notes))
@@ -209,6 +215,34 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     return Divergence(
         "gradient", 0, "precision", tensor=None, rank=None, expected=precision, found="float32", cause=cause
     )
+
+
+def too_coarse(numerics: Expectation, record: Record) -> Divergence | None:
+    """Returns the divergence of an engine that averages the ranks' gradients in the lower precision of its passes,
+    though it says that it does not: they are rounded a second time, which the bound for the first one hides.
+
+    The average of two numbers of some digits mostly has more of them. Looked at are the elements to which rank 0 and
+    the others give parts of the same sign, where the weights from which they are read show these digits.
+    """
+    facts = numerics.facts
+    precision, replicas = facts.rounds_to, facts.layout.replicas
+    if facts.rounds != "passes" or precision not in DIGITS or replicas == 1:
+        return None
+    name, digit = AS_NUMERICS.format("gradient"), 2.0 ** -DIGITS[precision]
+    start, end, observed = numerics.start(), numerics.arrays("gradient"), record.arrays(name)
+    for tensor, sample in numerics.arrays("gradient", ".own").items():
+        before, after = _float64(start[tensor]), _float64(sample_like(observed[tensor], sample))
+        own, want = _float64(sample), before - _float64(sample_like(end[tensor], sample))
+        others, got = replicas * want - own, before - after
+        read = _float64(np.spacing(np.maximum(np.abs(before), np.abs(after)).astype(np.float32)))
+        adds = np.minimum(own * want, others * want) > digit * want**2
+        shows = adds & (np.abs(own - others) > digit * np.abs(want)) & (digit * np.abs(got) > FACTOR * read)
+        if shows.sum() >= MANY and (np.abs(got - _rounded(got, DIGITS[precision])) <= read)[shows].all():
+            cause = message("gradients_averaged_in_lower_precision", precision=precision)
+            return Divergence(
+                "gradient", 0, "precision", tensor=tensor, rank=None, expected=facts.dtype, found=precision, cause=cause
+            )
+    return None
 
 
 def _float64(values: Any) -> Values:

@@ -10,12 +10,14 @@ import numpy as np
 
 from samestep.message import Message, message
 from samestep.proof.compare import Comparison, bound_of, distance, evaluation_bound, furthest, largest_of
-from samestep.proof.trace import sample_like
+from samestep.proof.plan import AS_OWN
+from samestep.proof.trace import EPS, sample_like
 from samestep.records.record import TrainingRecord
 from samestep.records.results import Divergence
 
 LIFE = "life"
-ALIKE = 1e-9  # relative: what is another evaluation's, or another order's
+# Relative: what is another evaluation's, or another order's. Only to name a cause.
+ALIKE, ALIKE_IN_LOWER = 1e-9, 1e-5  # in float64, and in the dtypes below
 
 
 def compare_life(comparison: Comparison) -> Iterator[Divergence]:
@@ -37,10 +39,12 @@ class LifeComparison:
         played = expectation.facts.trainings[LIFE]
         lives = [training.life for training in played if training.life]
         self.want, *self.noisy = lives
-        self.ranks = comparison.record.training(LIFE)
+        self.name = comparison.names.format(LIFE)  # in the engine's record
+        self.ranks = comparison.record.training(self.name)
         shape = comparison.processes, comparison.mesh
         self.traces = [expectation.trace(LIFE, number, *shape) for number in range(len(played))]
         self.notes: list[Message] = []
+        self.alike = ALIKE if comparison.eps <= EPS["float64"] else ALIKE_IN_LOWER
 
     def steps(self) -> Iterator[Divergence]:
         """The steps before the restart, after it, and of the last checkpoint."""
@@ -100,7 +104,7 @@ class LifeComparison:
         phases = self.comparison.expectation.of(LIFE).phases
         if step == 0:
             own = [loss for replica in self.want.own_losses for loss in replica]
-            loaded = not any(math.isclose(a, b, rel_tol=ALIKE) for a in losses for b in own if a)
+            loaded = not any(math.isclose(a, b, rel_tol=self.alike) for a in losses for b in own if a)
             return message("first_loss_of_run_differs" if loaded else "init_not_loaded")
         if stop <= step < stop + phases:
             return message("wrong_since_restart", step=stop)
@@ -126,7 +130,7 @@ class LifeComparison:
 
     def _cause_of_evaluation(self, number: int, name: str, got: float) -> Message:
         earlier = [*reversed(self.want.evaluations[:number]), *([self.want.before] if self.want.before else [])]
-        if any(math.isclose(got, evaluation.mean(name), rel_tol=ALIKE) for evaluation in earlier):
+        if any(math.isclose(got, evaluation.mean(name), rel_tol=self.alike) for evaluation in earlier):
             return message("evaluation_of_earlier_weights")
         if self.want.at_step[number] > self.want.stop:  # the evaluations before the restart are right
             return message("state_lost_at_restart", step=self.want.stop)
@@ -180,8 +184,8 @@ class LifeComparison:
     def last_weights(self) -> Iterator[Divergence]:
         """Parameters, averages and each rank's buffers in the last checkpoint."""
         expectation, record = self.comparison.expectation, self.comparison.record
-        want, got = expectation.arrays(LIFE), record.arrays(LIFE)
-        raw, got_raw = expectation.arrays(LIFE, ".raw"), record.arrays(f"{LIFE}.raw")
+        want, got = expectation.arrays(LIFE), record.arrays(self.name)
+        raw, got_raw = expectation.arrays(LIFE, ".raw"), record.arrays(f"{self.name}.raw")
         names, last = self.want.parameters, self.want.steps - 1
         if missing := [name for name in names if name not in got]:
             cause = message("names_of_weights_differ")
@@ -205,19 +209,19 @@ class LifeComparison:
         of_replicas = [expectation.arrays(LIFE, f".buffers{number}") for number in range(replicas)]
         # A state dict has no buffers that are not persistent; a checkpoint does.
         first = {**want, **of_replicas[0]}
-        traced = expectation.trace("sgd", 0, self.comparison.processes, self.comparison.mesh).of_replicas
+        traced = self.traces[0].of_replicas
         steps = [{part.step for part in micro_batches if part.indices} for micro_batches in traced]
         for rank in range(replicas if replicas <= self.comparison.processes else 1):
             if steps[rank] != set().union(*steps):
                 continue
-            got = record.arrays(f"{LIFE}.buffers{rank}")
+            got = record.arrays(f"{self.name}.buffers{rank}")
             expected = {name: of_replicas[rank].get(name, first.get(name)) for name in got}
             known = {name: value for name, value in expected.items() if value is not None}
             for name, value, found in self.comparison.outside(LIFE, known, got, self._distances(f".buffers{rank}")):
                 others = [
                     number
                     for number, buffers in enumerate(of_replicas)
-                    if number != rank and _alike(buffers.get(name, first.get(name)), found)
+                    if number != rank and self._alike(buffers.get(name, first.get(name)), found)
                 ]
                 cause = message("buffers_synchronised_in_another_way")
                 if others:
@@ -229,7 +233,7 @@ class LifeComparison:
         expectation, record = self.comparison.expectation, self.comparison.record
         if self.want.options.best and not self._is_decided():
             return
-        want, got = expectation.arrays(LIFE, ".saved"), record.arrays(f"{LIFE}.saved")
+        want, got = expectation.arrays(LIFE, ".saved"), record.arrays(f"{self.name}.saved")
         if sorted(want) != sorted(got):
             cause = message("names_of_weights_differ" if got else "weights_not_in_their_file")
             yield self._divergence("names of the weights", sorted(want), sorted(got), cause)
@@ -237,7 +241,8 @@ class LifeComparison:
         for difference in self.comparison.outside(LIFE, want, got, self._distances(".saved")):
             yield self._difference("saved weights", difference, self._cause_of_saved(got))
         outputs, found = (
-            side.get("outputs") for side in (expectation.arrays(LIFE, ".outputs"), record.arrays(f"{LIFE}.outputs"))
+            side.get("outputs")
+            for side in (expectation.arrays(LIFE, ".outputs"), record.arrays(f"{self.name}.outputs"))
         )
         if outputs is None:
             if self.want.evaluations:
@@ -249,7 +254,7 @@ class LifeComparison:
         """Looks for the evaluation whose weights were saved."""
         for number, step in enumerate(self.want.at_step):
             sample = self.comparison.expectation.arrays(LIFE, f".evaluated{number}")
-            if all(_alike(sample[name], sample_like(got[name], sample[name])) for name in got):
+            if all(self._alike(sample[name], sample_like(got[name], sample[name])) for name in got):
                 return message("saved_weights_of_another_evaluation", steps=step)
         return message("saved_weights_of_no_evaluation")
 
@@ -258,13 +263,18 @@ class LifeComparison:
             spread = max(life.distances[".outputs"]["outputs"] for life in self.noisy)
             if distance(want, got) <= bound_of(spread, self.comparison.eps, largest_of(want), 0.0, 0.0):
                 return
-            rows = [sorted(map(bytes, np.ascontiguousarray(side.round(9) + 0.0))) for side in (want, got)]
-            ordered = rows[0] == rows[1]
+            rows = [np.sort(side.reshape(len(side), -1).sum(1, dtype=np.float64)) for side in (want, got)]
+            ordered = self._alike(*rows)
             cause = message("predictions_in_another_order" if ordered else "predictions_differ")
             yield self._difference("predictions", ("", want, got), cause)
             return
         shape = "none" if got is None else list(got.shape)
         yield self._divergence("predictions", list(want.shape), shape, message("predictions_differ"))
+
+    def _alike(self, want: Any, got: Any) -> bool:
+        if want is None or want.shape != got.shape:
+            return False
+        return bool(np.allclose(want, got, rtol=self.alike, atol=self.alike * largest_of(want), equal_nan=True))
 
     def _tensors(
         self, quantity: str, want: Mapping[str, Any], got: Mapping[str, Any], spread: Mapping[str, float], cause_id: str
@@ -297,17 +307,14 @@ class LifeComparison:
         rank: int | None = None,
     ) -> Divergence:
         said = Message(cause) if isinstance(cause, str) else cause
+        if self.name == AS_OWN.format(LIFE):
+            said = message("wrong_in_own_dtype_alone", dtype=self.comparison.expectation.facts.dtype, cause=said)
+        expected, found = _plain(expected), _plain(found)
         return Divergence(
-            LIFE, step, quantity, tensor=tensor, rank=rank, expected=_plain(expected), found=_plain(found), cause=said
+            LIFE, step, quantity, tensor=tensor, rank=rank, expected=expected, found=found, cause=said, name=self.name
         )
 
 
 def _plain(value: Any) -> Any:
     """Returns a value as JSON has it, which knows no NaN."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _alike(want: Any, got: Any) -> bool:
-    if want is None or want.shape != got.shape:
-        return False
-    return bool(np.allclose(want, got, rtol=ALIKE, atol=ALIKE * largest_of(want), equal_nan=True))

@@ -6,7 +6,6 @@ its numerics in float32 with it on, which are measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from samestep.engine import Layout, Numerics
@@ -28,6 +27,8 @@ from samestep.records.record import ReferenceLayoutRecord
 QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
 SECOND_STEPS = 4  # there: a whole batch and an uneven one, in two epochs; half as many of a costly step
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
+# The trainings in the job's own dtype; a run trains with SGD, whose every step is proportional to the gradient.
+OWN = ("gradient", "user", "life")
 AS_NUMERICS = "numerics of {}"  # their names in the record
 AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype
 
@@ -82,6 +83,7 @@ def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -
         loop_layout(facts, continuing),
         rounds_to=numerics.rounds_to,
         exact_steps=numerics.exact_steps,
+        rounds=numerics.rounds,
         dtype="float32",
         trainings=INEXACT,
     )
@@ -93,7 +95,13 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
     loop, (_, numerics) = loop_layout(facts), _working(facts)
     if numerics.lossy or loop.rounds_to or loop.dtype != "float64":
         return None
-    return replace(loop, dtype=OWN_DTYPE, trainings=INEXACT)
+    return replace(loop, dtype=OWN_DTYPE, trainings=OWN)
+
+
+def without_life(layout: LayoutPlan) -> LayoutPlan:
+    """Returns a layout for ranks that live no run. SGD decides all the same."""
+    others = tuple(name for name in layout.trainings if name != "life")
+    return replace(layout, trainings=others if "sgd" in others else (*others, "sgd"))
 
 
 def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
@@ -149,30 +157,30 @@ def trainings(
     replicas: int,
     rows: int = 0,
     extremes: tuple[int, ...] = (),
-    in_own_dtype: Iterable[str] = (),
+    own: LoopTrainings | None = None,
 ) -> tuple[ProveTask, ...]:
     """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows,
-    extremes: of ProveTask. in_own_dtype: the names of those in the job's own dtype."""
+    extremes: of ProveTask. own: those in the job's own dtype; None: there are none."""
     _, numerics = _working(facts)
 
-    def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
+    def prove(training: str, name: str, dtype: str, without: bool, played: LoopTrainings = loop) -> ProveTask:
         settings = {**facts.settings, **(numerics.without if without else {})}
         return ProveTask(
             training,
             steps,
             dtype,
             replicas=replicas,
-            sgd_lr=loop.sgd_lr,
+            sgd_lr=played.sgd_lr,
             engine_settings=settings,
             name=name,
             rows=rows,
-            life=loop.life if training == "life" else LifeOptions(),
+            life=played.life if training == "life" else LifeOptions(),
             extremes=extremes,
         )
 
     exact = [prove(name, name, loop.dtype, True) for name in loop.names]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
-    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False) for name in in_own_dtype]
+    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False, own) for name in own.names] if own else []
     return (*exact, *inexact, *in_own)
 
 

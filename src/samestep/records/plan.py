@@ -200,11 +200,11 @@ class LayoutPlan:
     """A layout that the reference plays, and its rounding.
 
     replicas, split, buffers, micro_batches: as in engine.Layout. rounds_to: the dtype that gradients pass through.
-    rounds_weights: whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the
-    widest to use. neutral: with random numbers that each row keeps, and without batch statistics. constant: with
-    constant random numbers instead. compared: compared with the other layouts only, with no engine: its tensors are
-    not written, and its weights not evaluated. then: the layout after the interruption; None: the same. subset: what
-    its trainings take; None: the plan's. That of a second number of ranks has its own.
+    rounds_weights: whether the weights are rounded to it too. exact_steps: how many first steps are exact. rounds: as
+    of engine.Numerics. dtype: the widest to use. neutral: with random numbers that each row keeps, and without batch
+    statistics. constant: with constant random numbers instead. compared: compared with the other layouts only, with no
+    engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
+    the same. subset: what its trainings take; None: the plan's. That of a second number of ranks has its own.
     """
 
     replicas: int = 1
@@ -213,6 +213,7 @@ class LayoutPlan:
     rounds_to: str | None = None
     rounds_weights: bool = False
     exact_steps: int = 0
+    rounds: Literal["passes", "sums", "all"] = "all"
     dtype: str = "float64"
     neutral: bool = False
     constant: bool = False

@@ -16,6 +16,8 @@ AT_ONCE = 1 << 20  # elements; the threads meet after each operation on them, wh
 class Noise:
     """Moves every value by up to one unit in the last place of `dtype`.
 
+    of_data: the dtype of the rows and of the first weights, where the gradients alone are rounded to `dtype`.
+
     reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
     others, nor where the criterion depends on the rows' order.
     rounds_weights: whether weights are perturbed after each step too, as those are that are kept in `dtype`.
@@ -31,23 +33,24 @@ class Noise:
         rounds_weights: bool = False,
         shakes_data: bool = True,
         scales: bool = True,
+        of_data: torch.dtype | None = None,
     ) -> None:
         self.eps, self.reverses, self.rounds_weights = torch.finfo(dtype).eps, reverses, rounds_weights
-        self.shakes_data = shakes_data
+        self.shakes_data, self.eps_of_data = shakes_data, torch.finfo(of_data or dtype).eps
         # 3 or 5: engines scale losses by the ranks and gradients back, which rounds.
         self.scale = 1.0 + 2 * seed if scales else 1.0
         self.generator = torch.Generator().manual_seed(seed)
 
-    def _factors(self, tensor: Tensor) -> Tensor:
+    def _factors(self, tensor: Tensor, eps: float) -> Tensor:
         unit = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=self.generator)
-        return unit.mul_(self.eps).add_(1).to(tensor.device, tensor.dtype)
+        return unit.mul_(eps).add_(1).to(tensor.device, tensor.dtype)
 
-    def perturb(self, tensors: Iterable[Tensor]) -> None:
-        """Moves tensors in place, a part after the other."""
+    def perturb(self, tensors: Iterable[Tensor], *, data: bool = False) -> None:
+        """Moves tensors in place, a part after the other. data: as far as the rows' values, as the first weights."""
         with torch.no_grad():
             for tensor in tensors:
                 for part in tensor.view(-1).split(AT_ONCE) if tensor.is_contiguous() else (tensor,):
-                    part.mul_(self._factors(part))
+                    part.mul_(self._factors(part, self.eps_of_data if data else self.eps))
 
     def perturbed(self, data: Any) -> Any:
         """A copy of `data` with its floating-point values moved, but not beyond the smallest and the largest: a
@@ -60,6 +63,8 @@ class Noise:
             if finite is None or not finite.any():
                 return tensor
             inside = tensor[finite]
-            return torch.where(finite, (tensor * self._factors(tensor)).clamp(inside.min(), inside.max()), tensor)
+            return torch.where(
+                finite, (tensor * self._factors(tensor, self.eps_of_data)).clamp(inside.min(), inside.max()), tensor
+            )
 
         return mapped_tensors(moved, data)

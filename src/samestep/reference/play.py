@@ -161,7 +161,7 @@ class ReplicatedTraining:
         if life:
             life.begin(self.model)
         if noise:
-            noise.perturb(self.model.parameters())
+            noise.perturb(self.model.parameters(), data=True)
         self.phases = phases_of(job, self.model)
         self.scheduled = scheduled(self.phases)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from samestep.reference.files import ArraysReader, WindowsReader
+
 
 class StreamReader:
     """Rows of a samestep.Stream by their index, read from the iterable that it was given.
@@ -62,21 +64,30 @@ class StreamReader:
 
 
 def with_reader(dataset: Any) -> tuple[Any, StreamReader | None]:
-    """Returns a dataset whose stream, if it is or wraps one, is read by a StreamReader; and this reader, or None."""
-    stream = dataset
-    while stream is not None and not hasattr(stream, "key_rows"):
-        stream = getattr(stream, "dataset", None)
-    if stream is None:
+    """Returns a dataset of which what samestep supplies, if it is or wraps that, is read by the reference's own code;
+    and the reader of a stream, or None."""
+    supplied, kind = dataset, None
+    while supplied is not None and (kind := _reader_of(supplied)) is None:
+        supplied = getattr(supplied, "dataset", None)
+    if kind is None:
         return dataset, None
-    if "reference_reader" not in vars(stream):
-        stream.reference_reader = StreamReader(stream)
-    reader: StreamReader = stream.reference_reader
-    return _replaced(dataset, stream, reader), reader
+    if "reference_reader" not in vars(supplied):
+        supplied.reference_reader = kind(supplied)
+    reader = supplied.reference_reader
+    return _replaced(dataset, supplied, reader), reader if isinstance(reader, StreamReader) else None
 
 
-def _replaced(dataset: Any, stream: Any, reader: StreamReader) -> Any:
-    if dataset is stream:
+def _reader_of(dataset: Any) -> Callable[[Any], Any] | None:
+    """What reads a dataset that samestep supplies; None for others. A subclass may read in another way."""
+    if hasattr(dataset, "key_rows"):
+        return StreamReader
+    name = type(dataset).__name__ if type(dataset).__module__ == "samestep.data.arrays" else ""
+    return {"Arrays": ArraysReader, "Windows": WindowsReader}.get(name)
+
+
+def _replaced(dataset: Any, supplied: Any, reader: Any) -> Any:
+    if dataset is supplied:
         return reader
     wrapper = copy.copy(dataset)
-    wrapper.dataset = _replaced(dataset.dataset, stream, reader)
+    wrapper.dataset = _replaced(dataset.dataset, supplied, reader)
     return wrapper

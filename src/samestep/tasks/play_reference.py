@@ -205,6 +205,7 @@ class ReferencePlayer:
             float64_failed=self.float64_failed or (None if dtype == "float64" else "the engine takes no float64"),
             rounds_to=planned.rounds_to,
             exact_steps=planned.exact_steps,
+            rounds=planned.rounds,
             clip_norm=self.job.clip_norm,
             sgd_lr=self.sgd_lr or SGD_LR,
             sgd_lr_usual=SGD_LR,
@@ -345,14 +346,13 @@ class ReferencePlayer:
         """
         own_or_given = self._own_dtype if training.dtype == OWN_DTYPE else training.dtype
         dtype = getattr(torch, planned.rounds_to or own_or_given)
+        of_data = getattr(torch, own_or_given) if planned.rounds == "sums" else dtype
         reverses = self.reverses and not base.draws
         seeds = range(1, 1 + noise_runs(self.plan, planned))
 
         def with_noise(scales: bool) -> list[ReferenceTrainingRecord]:
-            draws = [
-                reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data, scales=scales)
-                for seed in seeds
-            ]
+            rounding = {"shakes_data": self.shakes_data, "scales": scales, "of_data": of_data}
+            draws = [reference.Noise(dtype, seed, reverses, planned.rounds_weights, **rounding) for seed in seeds]
             played = (self._play(training, planned, noise, base.life) for noise in draws)
             return [training_record(result, job, training, facts, base) for result in played]
 

@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import Subset, TensorDataset
 
+from samestep.data.part import cast_to, part_of
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.job import ByLength, Job, Lanes, Recipe, Weighted, with_recipes
-from samestep.job.walk import mapped
 from samestep.rank.evaluate import chunk_rows
 from samestep.records.plan import OWN_DTYPE, ProveTask
 
@@ -71,21 +69,22 @@ def proof_job(job: Job, training: ProveTask) -> Job:
         collate=_with_cast(job.collate, dtype),
         evaluation_collate=_with_cast(job.evaluation_collate, dtype),
         augment=_with_cast(job.augment, dtype),
-        train=_subset(job.train, rows, None if job.augment else sample_dtype),
+        train=part_of(job.train, rows, None if job.augment else sample_dtype),
         weight=_renumbered(job.weight, rows),
         batch_weight=_in_float64(job.batch_weight) if dtype == torch.float64 else job.batch_weight,
         order=_subset_order(job.order, rows),
-        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, evaluated_dtype),
+        evaluation=None if job.evaluation is None else part_of(job.evaluation, evaluated, evaluated_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
         plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
         return with_recipes(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
+    is_life = training.training == "life"
     by_evaluation = job.scheduler is not None and job.scheduler.every == "evaluation"
-    if not by_evaluation and (training.training == "late" or training.dtype == OWN_DTYPE):
+    if not by_evaluation and (training.training == "late" or (training.dtype == OWN_DTYPE and not is_life)):
         small = replace(small, evaluation=None)  # the others' weights are evaluated
     small = replace(small, ema=min(job.ema, EMA) if job.ema and training.training != "sgd" else None)
-    if training.training == "life":
+    if is_life:
         steps = life_steps(training, len(job.phases)).steps
         small = replace(small, max_steps=steps, on_step=None, on_evaluation=None)
     if training.training == "user":
@@ -193,27 +192,6 @@ def extreme_rows(job: Job, training: ProveTask) -> list[int]:
     return [places[row] for row in training.extremes if row in places]
 
 
-def _subset(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:
-    """Returns the samples at `rows`, in `dtype`. A TensorDataset stays one, so that the loader runs as in training."""
-    if type(dataset) is not TensorDataset:  # a subclass may override __getitem__
-        return Subset(dataset, rows) if dtype is None else _CastSubset(dataset, rows, dtype)
-    return TensorDataset(*(_cast(tensor[rows], dtype) if dtype else tensor[rows] for tensor in dataset.tensors))
-
-
-class _CastSubset(Subset[Any]):
-    """A subset whose floating-point samples are cast to `dtype`."""
-
-    def __init__(self, dataset: Any, rows: list[int], dtype: torch.dtype) -> None:
-        super().__init__(dataset, rows)
-        self.dtype = dtype
-
-    def __getitem__(self, index: Any) -> Any:
-        return _cast(super().__getitem__(index), self.dtype)  # type: ignore[no-untyped-call]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [_cast(sample, self.dtype) for sample in super().__getitems__(indices)]
-
-
 def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
     """Returns `weight` as a function of the index in the subset, whose samples are at `rows`."""
     return (lambda index: weight(rows[index])) if weight else None
@@ -236,19 +214,6 @@ def _subset_order(order: Any, rows: list[int]) -> Any:
         return [positions[i % len(positions)] for i in range(len(rows))] if positions else list(range(len(rows)))
 
     return of_subset
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    """Casts every floating-point tensor, array and number in `data` to `dtype`."""
-
-    def cast(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray | np.floating) and np.issubdtype(leaf.dtype, np.floating):
-            leaf = torch.as_tensor(leaf)
-        if isinstance(leaf, float):
-            return torch.tensor(leaf, dtype=dtype)
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return mapped(cast, data)
 
 
 class Float64Mode(TorchDispatchMode):
@@ -280,7 +245,7 @@ def _in_float64(batch_weight: Callable[..., Any] | None) -> Callable[..., Any] |
 
 def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype | None) -> Callable[..., Any] | None:
     """Wraps `function` so that its result is cast to `dtype`, where there is one."""
-    return (lambda *args: _cast(function(*args), dtype)) if function and dtype else function
+    return (lambda *args: cast_to(function(*args), dtype)) if function and dtype else function
 
 
 def _sgd(recipe: Recipe, lr: float) -> Recipe:

@@ -19,6 +19,7 @@ from mutations.faults import (
     run,
     shared,
     steps,
+    users,
 )
 from mutations.faults.fault import ALL, DDP, Fault
 
@@ -35,4 +36,5 @@ FAULTS = (
     *own_dtype.FAULTS,
     *run.FAULTS,
     *one_process.FAULTS,
+    *users.FAULTS,
 )  # in the order of the table

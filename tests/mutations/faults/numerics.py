@@ -6,6 +6,50 @@ from mutations.faults.fault import DDP, Fault
 
 FAULTS = (
     Fault(
+        "fsdp: bf16's gradients reduced in bf16",
+        "engines/fsdp.py",
+        "lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if",
+        "lower = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.bfloat16) if",
+        ("precision",),
+        "gradients_averaged_in_lower_precision",
+        engine="fsdp",
+        settings={"precision": "bf16"},
+    ),
+    Fault(
+        "amp: the ranks' gradients averaged in bf16",
+        "engines/amp.py",
+        "        optimizer = job.optimizer.build(module)\n",
+        "        model.register_comm_hook(None, lambda _, bucket: torch.distributed.all_reduce(\n"
+        "            bucket.buffer().bfloat16().div_(world.size), async_op=True\n"
+        "        ).get_future().then(lambda done: bucket.buffer().copy_(done.value()[0])))\n"
+        "        optimizer = job.optimizer.build(module)\n",
+        ("precision", "first gradient"),
+        "",
+        engine="amp",
+    ),
+    Fault(
+        "ddp: an autocast around the forward of compressed gradients",
+        DDP,
+        "        module = job.model().to(world.device)\n",
+        "        module = job.model().to(world.device)\n"
+        "        module.forward = torch.autocast('cpu', torch.bfloat16)(module.forward)\n",
+        ("loss", "precision"),
+        "",
+        settings={"compress": "fp16"},
+    ),
+    Fault(
+        "ddp: outputs of compressed gradients cast to bf16",
+        DDP,
+        "        module = job.model().to(world.device)\n",
+        "        module = job.model().to(world.device)\n"
+        "        def cast(_, given, out):\n"
+        "            return out.bfloat16().to(out.dtype) if out.element_size() == 4 else out\n\n"
+        "        module.register_forward_hook(cast)\n",
+        ("loss",),
+        "",
+        settings={"compress": "fp16"},
+    ),
+    Fault(
         "ddp: gradients compressed to fp16 and summed",
         "engines/ddp.py",
         'model.register_comm_hook(None, getattr(default_hooks, compress + "_compress_hook"))',
