@@ -78,13 +78,6 @@ OWN_LIFE = (
         ("loss",),
     ),
     (
-        "run: a float32 gradient 1 % larger where nothing observes",
-        RUN,
-        SHARED,
-        "return loss * share * (1.0 if self._observer or 'float32' not in str(loss.dtype) else 1.01)",
-        ("loss",),
-    ),
-    (
         "run: a float32 loss 1 % larger where nothing observes",
         RUN,
         "        self.note_loss(batch, loss)\n        # The ranks'",
@@ -221,6 +214,18 @@ FAULTS = (
     *(
         Fault(name, file, old, new, ("tensors received",), "", jobs, "rows that are read so", also="own")
         for name, file, old, new, jobs in READ
+    ),
+    Fault(
+        # Not of `tied`: its clipping, which acts at every step, takes such a scale away, and the training is the same.
+        "run: a float32 gradient 1 % larger where nothing observes",
+        RUN,
+        SHARED,
+        "return loss * share * (1.0 if self._observer or 'float32' not in str(loss.dtype) else 1.01)",
+        ("loss",),
+        ALONE,
+        ("transformer", "conv"),
+        "gradients whose scale no clipping takes away",
+        also="own",
     ),
     Fault(
         "fsdp: AdamW's second moments kept in bf16",
