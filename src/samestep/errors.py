@@ -50,6 +50,10 @@ class TrainingFailed(SamestepError):
     """A worker died or raised an exception. The command exits with 1."""
 
 
+class ObservationFailed(TrainingFailed):
+    """samestep itself has failed, and the training was not. The command exits with 3."""
+
+
 class ReplicasDiffer(SamestepError):
     """The ranks' weights are not the same any more. The command exits with 1."""
 

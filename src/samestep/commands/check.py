@@ -23,7 +23,7 @@ from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
 from samestep.commands.setup import check_rank_number
 from samestep.commands.user_sources import read_sources
-from samestep.errors import TrainingFailed, UserError, say
+from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.message import Message, message
@@ -228,6 +228,8 @@ def _say_misplaced(arguments: Sequence[str]) -> None:
 def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int) -> Record:
     try:
         return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)
+    except ObservationFailed:
+        raise
     except TrainingFailed as error:
         why = _why_unequal(folder, nproc) or error.message
         raise TrainingFailed(with_lines(why, folder, nproc)) from error

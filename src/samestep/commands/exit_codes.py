@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast, get_ty
 
 import typer
 
-from samestep.errors import TrainingFailed, UserError, say
+from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.message import message
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
@@ -102,7 +102,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
             code = 2
         except TrainingFailed as error:
             say(error.message)
-            code = 1
+            code = NOT_JUDGED if isinstance(error, ObservationFailed) else 1
         except KeyboardInterrupt:
             say(message("command_was_interrupted"))
             code = 130

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from samestep import launch
-from samestep.errors import Refused, TrainingFailed, UserError, message_in
+from samestep.errors import ObservationFailed, Refused, TrainingFailed, UserError, message_in
 from samestep.launch import Machines, stacks
 from samestep.message import Message, message
-from samestep.records.record import Record
+from samestep.records.record import FAULT, Record
 from samestep.world import resources
 
 GLOO_MISMATCH = "distributed collective mismatch"  # what gloo prints before it aborts
@@ -33,6 +33,8 @@ def raise_if_failed(
     killed = killed_rank(log, launchers)
     if error and error.kind in ("user", "refused"):
         raise (Refused if error.kind == "refused" else UserError)(error.message)
+    if error and error.message.id == FAULT:
+        raise ObservationFailed(error.message)
     if error and not error.lost_peer:
         log_file = _rank_log(record, error.rank)
         raise TrainingFailed(message("rank_failed", rank=error.rank, why=error.message, log=log_file))

@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import _utils, dataloader, get_worker_info
 
 from samestep.job.foreign import ById, is_a
+from samestep.recorder.guards import Guard, fault_message
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS, write_stacks
@@ -35,16 +36,31 @@ MOST_BYTES = 100  # of a file that names a process
 ITERATOR: Any = dataloader._BaseDataLoaderIter
 FETCHERS: tuple[Any, ...] = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
 
+PLACES: list[tuple[Any, str]] = [
+    (sys.modules["torch.distributed.distributed_c10d"], "init_process_group"),
+    (dist, "init_process_group"),
+    (ITERATOR, "__next__"),
+    *((fetcher, "fetch") for fetcher in FETCHERS),
+]
+guard = Guard()
+
+
+def _say_fault(fault: Exception) -> None:
+    heartbeat.leave()
+    print(f"samestep monitor: this process is not monitored any more ({fault_message(fault)})", file=sys.stderr)
+
 
 def attach(folder: Path) -> None:
     """Monitors this process, and those that it forks, where they turn out to be ranks. folder: for their files."""
     rank = MonitoredRank(folder)
-    rank.patch_group()
-    rank.patch_loaders()
+    guard.begin(_say_fault)
+    with guard.patching(PLACES):
+        rank.patch_group()
+        rank.patch_loaders()
     rank.note_errors()
     rank.patch_functions()
-    register_optimizer_step_post_hook(rank.stepped)
-    os.register_at_fork(after_in_child=rank.forked)
+    register_optimizer_step_post_hook(guard.hook(rank.stepped))
+    os.register_at_fork(after_in_child=guard.hook(rank.forked))
 
 
 def _tells_of_another_process(error: BaseException) -> bool:
@@ -172,7 +188,7 @@ class MonitoredRank:
             replace_text(file, f"{os.getpid()}@{socket.gethostname()}")
         if sys.excepthook is not self._hook:  # the script's own, since torch was imported
             self.note_errors()
-        atexit.register(self._ends)
+        atexit.register(guard.hook(self._ends))
 
     def _ends(self) -> None:
         if self._pid == os.getpid():
@@ -183,7 +199,7 @@ class MonitoredRank:
         before = sys.excepthook
 
         def new_hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._note(error, _number("RANK", NONE))
+            guard.hook(self._note)(error, _number("RANK", NONE))
             before(kind, error, trace)
 
         self._hook = sys.excepthook = new_hook
@@ -210,7 +226,7 @@ class MonitoredRank:
             try:
                 return function(*arguments)
             except Exception as error:
-                self._note(error, rank)
+                guard.hook(self._note)(error, rank)
                 raise
 
         return called

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from samestep.job.foreign import attribute_of, defines, named_buffers_in, named_parameters_in, parts_in
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.pieces import Pieces
 from samestep.recorder.sharding import Flattened, OnClip, OnGradient
 from samestep.recorder.window import dtype_name
@@ -250,7 +251,9 @@ class Parameters:
         new = {name: self.by_name[name] for name in names.values()}
         for name, parameter in new.items():
             if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
-                self._hooks.append(parameter.register_hook(functools.partial(self._on_gradient, name)))
+                self._hooks.append(
+                    parameter.register_hook(recorder_guard.hook(functools.partial(self._on_gradient, name)))
+                )
         sharded = {id(parameter): name for name, parameter in new.items() if is_shard(parameter)}
         whole = [n for n in sharded.values() if sharding.is_whole_in_world(new[n], self._world_size)]
         if not self.splits and len(whole) == len(sharded):
@@ -261,9 +264,8 @@ class Parameters:
         by_fsdp = {number: name for number, name in sharded.items() if number in self._data or not self.pieces.by_name}
         sharding.hook_unsharded(module, by_fsdp, self._unsharded, self._on_piece)
         for number in sharded.keys() - by_fsdp.keys():
-            self._hooks.append(
-                self.by_name[sharded[number]].register_hook(functools.partial(self._on_piece, sharded[number]))
-            )
+            hook = recorder_guard.hook(functools.partial(self._on_piece, sharded[number]))
+            self._hooks.append(self.by_name[sharded[number]].register_hook(hook))
 
     def _note_pieces(self, named: Mapping[str, Tensor]) -> None:
         """Notes the pieces of a model that is divided otherwise than by FSDP2 over all ranks."""

@@ -23,6 +23,7 @@ from samestep.job.foreign import is_a, named_parameters_in, parameters_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder.batches import copied
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import after_import
 from samestep.recorder.random_numbers import random_states
@@ -97,7 +98,7 @@ class Pipelines:
 
     def attach(self) -> None:
         """Patches torch's schedules when they are imported, which takes long."""
-        after_import(SCHEDULES, self._patch)
+        after_import(SCHEDULES, self._patch_guarded)
 
     def records(self) -> list[StageRecord]:
         return self.kept.stages
@@ -106,6 +107,13 @@ class Pipelines:
         """Writes what the chain needs into the folder."""
         if self.schedule is not None:
             replace_by(self._folder / STAGES.format(self._world.rank), lambda file: _dump(self.kept, file), sync=False)
+
+    def _patch_guarded(self) -> None:
+        schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
+        places = [(schedule, name) for name in ("__init__", "_check_inputs", "_maybe_compute_loss")]
+        places += [(stage, name) for name in ("__init__", "forward_one_chunk")]
+        with recorder_guard.patching([*places, (sys.modules[TRACER].Pipe, "get_stage_module")]):
+            self._patch()
 
     def _patch(self) -> None:
         schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase

@@ -18,10 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.job.foreign import ById, parameters_in
-from samestep.recorder import patches, sharding
+from samestep.recorder import call_sites, patches, row_draws, sharding
 from samestep.recorder.batches import holds_loss
 from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
@@ -53,6 +54,11 @@ from samestep.records.script import (
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
+PLACES_OF_TORCH: list[tuple[Any, str]] = [
+    *patches.PATCHED,
+    *((owner, name) for owner, name, _ in call_sites.PLACES),
+    *row_draws.PATCHED,
+]
 IMPORTED = ("lightning", "transformers", "deepspeed", "horovod")
 
 
@@ -131,8 +137,8 @@ class OptimizerSteps:
 
     def attach(self) -> None:
         self._hooks = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self.after),
+            register_optimizer_step_pre_hook(recorder_guard.hook(self._before)),
+            register_optimizer_step_post_hook(recorder_guard.hook(self.after)),
         ]
 
     def detach(self) -> None:
@@ -157,7 +163,7 @@ class OptimizerSteps:
             return None
 
         def wrapped(*a: Any, **k: Any) -> Any:
-            return self._around_call(functools.partial(closure, *a, **k))
+            return recorder_guard.call(self._around_call, functools.partial(closure, *a, **k))
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped}

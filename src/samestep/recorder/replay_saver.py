@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
 
 from samestep.job.foreign import attribute_of, is_a, named_buffers_in, parts_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
 from samestep.recorder.batches import Outputs, copied, holds_loss
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
@@ -33,6 +35,7 @@ from samestep.world.regular_files import open_new
 Weights = dict[str, Tensor]
 MOMENTA = ("momentum", "betas")
 SEEDING = [(torch, "manual_seed"), (torch, "set_rng_state"), (random, "seed"), (random, "setstate")]
+SAVED_PLACES: list[tuple[Any, str]] = [*SEEDING, (DataLoader, "__len__")]
 
 
 @dataclass
@@ -103,7 +106,7 @@ class ReplaySaver:
         numpy = sys.modules.get("numpy")
         for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
             setattr(owner, name, self._seeding(getattr(owner, name)))
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_post_hook(recorder_guard.hook(self._after_step))
         self._recorder.before_engine_step = self._before_engine_step
         self._recorder.after_engine_step = self._after_engine_step
 

@@ -17,13 +17,15 @@ from typing import NoReturn
 from samestep.errors import TrainingFailed, UserError
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
+from samestep.recorder import talks
 from samestep.recorder.chain import play_chain
 from samestep.recorder.evaluations import ENTRIES
+from samestep.recorder.guards import fault_record, recorder_guard
 from samestep.recorder.own_ranks import patch_own_ranks
 from samestep.recorder.random_numbers import seed_anew
-from samestep.recorder.recorder import Recorder
+from samestep.recorder.recorder import PLACES_OF_TORCH, Recorder
 from samestep.recorder.replay_player import ReplayPlayer
-from samestep.recorder.replay_saver import ReplaySaver
+from samestep.recorder.replay_saver import SAVED_PLACES, ReplaySaver
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, ScriptPlan, ScriptRecord
@@ -56,6 +58,9 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
                 write(folder / REPLAYED, played.result())
         leave(script_record)
 
+    def enough_by_itself() -> None:
+        enough(recorder.record("itself"))
+
     def write_stages() -> None:
         recorder.pipelines.write()
         play_chain(recorder.pipelines, folder, record.world)
@@ -70,10 +75,26 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         sys.stderr.flush()
         os._exit(0)
 
+    def end(fault: Exception) -> NoReturn:
+        failed = fault_record(fault, record.world.rank)
+        with suppress(type(fault)):
+            try:
+                with naming_full_disks():
+                    raise fault
+            except UserError as error:
+                failed = replace(failed, kind="user", message=error.message)
+        remove_file(folder / f".room-rank{record.world.rank}")
+        write(folder / f"error-rank{record.world.rank}.json", failed)
+        sys.stderr.write(failed.traceback)
+        end_children()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    recorder_guard.begin(end)
     recorder = Recorder(plan, record.world, enough)
     if plan.keep:
         saver = ReplaySaver(recorder, folder, record.world)
-        saver.attach()
     if plan.replay:
 
         def stop(result: ReplayRecord) -> NoReturn:
@@ -83,8 +104,13 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         os.chdir(plan.replay.work)
         played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
-    recorder.talks.attach()
-    recorder.attach()
+    # A replay's own functions end it where they must.
+    places = [] if played else [*PLACES_OF_TORCH, *SAVED_PLACES, *talks.places()]
+    with recorder_guard.patching(places):
+        if saver:
+            saver.attach()
+        recorder.talks.attach()
+        recorder.attach()
     # Other random numbers on each rank, as of processes that a script does not seed.
     seed = None if plan.seed is None else plan.seed + record.world.rank
     patch_own_ranks(record.world, played, seed)
@@ -99,12 +125,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         if not is_unused_error(error):
             raise
         raise TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp())) from error
-    if saver:
-        saver.write()
-        write_stages()
-    if played:
-        write(folder / REPLAYED, played.result())
-    leave(recorder.record("itself"))
+    recorder_guard.hook(enough_by_itself)()
+    os._exit(1)
 
 
 @contextmanager

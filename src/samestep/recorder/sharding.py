@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from samestep.job.foreign import attribute_of, attributes_of, is_a, parameters_in, parts_in
 from samestep.rank.digests import digests
 from samestep.rank.shards import block_of, fsdp_params_of, is_shard, place_of
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.patches import HUGE
 from samestep.recorder.window import compress
 
@@ -192,14 +193,14 @@ def hook_unsharded(
             parameter = attribute_of(part, attribute)
             if id(parameter) not in names and parameter.requires_grad and id(parameter) not in hooked:
                 hooked[id(parameter)] = parameter
-                parameter.register_hook(functools.partial(on_gradient, name))
+                parameter.register_hook(recorder_guard.hook(functools.partial(on_gradient, name)))
 
     for part in parts_in(module):
         attributes = {
             attribute: names[id(p)] for attribute, p in attributes_of(part)["_parameters"].items() if id(p) in names
         }
         if attributes:
-            part.register_forward_pre_hook(functools.partial(before_forward, attributes))
+            part.register_forward_pre_hook(recorder_guard.hook(functools.partial(before_forward, attributes)))
 
 
 # FSDP's first version
@@ -237,7 +238,7 @@ class Flattened:
             self.parts |= {id(parameter): part for parameter, _, part in pieces}
             slices = [(names[id(p)], start, part.size) for p, start, part in pieces if id(p) in names]
             if flat.requires_grad:
-                flat.register_hook(functools.partial(_split, slices, on_gradient))
+                flat.register_hook(recorder_guard.hook(functools.partial(_split, slices, on_gradient)))
 
     def shards(self, names: Mapping[int, str]) -> list[str]:
         """Returns the names of those each element of which is on one rank."""
@@ -326,9 +327,9 @@ def patch_engine_step(engine: Any, before: Callable[[], None], after: Callable[[
 
     @functools.wraps(take)
     def new_take(*args: Any, **kwargs: Any) -> None:
-        before()
+        recorder_guard.hook(before)()
         take(*args, **kwargs)
-        after()
+        recorder_guard.hook(after)()
 
     engine._take_model_step = new_take
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from samestep.job.foreign import attribute_of, defines, is_a, named_parts_in, parts_in
 from samestep.job.walk import known_leaves
 from samestep.rank.shards import block_of, is_shard
+from samestep.recorder import guards
+from samestep.recorder.guards import recorder_guard
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward
 from samestep.records.call_site import CallSite
@@ -47,6 +49,14 @@ C10D = "torch.distributed.distributed_c10d"
 # torch's own calls, as a batch each operation in it, is noted with that.
 OF_TORCH = ("torch.nn.", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor", C10D)
 PIPELINES = "torch.distributed.pipelining.stage"
+
+
+def places() -> list[tuple[Any, str]]:
+    """Returns the places that are patched."""
+    own = sys.modules[C10D]
+    named = [(owner, name) for owner in (dist, own) for name in POINT_TO_POINT]
+    named += [(dist, name) for name in (*COLLECTIVES, "batch_isend_irecv")]
+    return named + [(sys.modules[FUNCTIONAL], name) for name in OF_FUNCTIONAL if FUNCTIONAL in sys.modules]
 
 
 class Talks:
@@ -91,7 +101,7 @@ class Talks:
             computes = self._in_forward or in_backward()
             if (computes or name in POINT_TO_POINT) and not torch.compiler.is_compiling():
                 peers = [_peer(args, kwargs)] if name in POINT_TO_POINT else None
-                self._note(name, args, kwargs, peers=peers, caller=sys._getframe(1).f_globals.get("__name__", ""))
+                self._note(name, args, kwargs, peers=peers, caller=_caller())
             return operation(*args, **kwargs)
 
         setattr(owner, name, new_operation)
@@ -106,10 +116,9 @@ class Talks:
         @functools.wraps(batch)
         def new_batch(operations: list[Any]) -> Any:
             if not torch.compiler.is_compiling():
-                tensors, caller = [operation.tensor for operation in operations], sys._getframe(1)
+                tensors = [operation.tensor for operation in operations]
                 peers = [operation.peer for operation in operations]
-                name = caller.f_globals.get("__name__", "")
-                self._note("batch_isend_irecv", (tensors,), {}, peers=peers, caller=name)
+                self._note("batch_isend_irecv", (tensors,), {}, peers=peers, caller=_caller())
             return batch(operations)
 
         dist.batch_isend_irecv = new_batch  # type: ignore[assignment]
@@ -126,6 +135,14 @@ class Talks:
         if len(ranks) > 1:
             place = 0 if self._in_forward else 1 if in_backward() else 2
             self._counts.setdefault(ranks, (Counter(), Counter(), Counter()))[place][name] += 1
+
+
+def _caller() -> str:
+    """Returns the name of the module that calls the function that asks, beside the guard of that function."""
+    frame = sys._getframe(2)
+    while (name := str(frame.f_globals.get("__name__", ""))) == guards.__name__ and frame.f_back:
+        frame = frame.f_back
+    return name
 
 
 def _peer(args: Any, kwargs: Any) -> int | None:
@@ -175,7 +192,8 @@ class FirstForward:
             self.modules.append(ModuleRecord(names[id(module)], given, returned, self._site(module)))
 
         # After the hooks that a plan has put on a module, which add up or gather what it returns.
-        handles = [nn.Module.register_forward_hook(module, hook, with_kwargs=True) for module in parts_in(model)]
+        guarded, register = recorder_guard.hook(hook), nn.Module.register_forward_hook
+        handles = [register(module, guarded, with_kwargs=True) for module in parts_in(model)]
         try:
             yield
         finally:

@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from samestep.errors import TrainingFailed, UserError
+from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.job.foreign import is_a
 from samestep.message import message
-from samestep.recorder.call_sites import PLACES
+from samestep.recorder.guards import fault_record, recorder_guard
 from samestep.recorder.patches import Patches
-from samestep.recorder.recorder import Recorder
-from samestep.recorder.row_draws import PATCHED
+from samestep.recorder.recorder import PLACES_OF_TORCH, Recorder
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
+from samestep.records.record import RankError
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.world import World
@@ -40,9 +40,11 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer, loader: Any, plan: ScriptPlan, world: World) -> None:
         self._plan, self._world, self._loader = plan, world, loader
         self._results: CheckResults | None = None
-        self._patches = Patches([*((owner, name) for owner, name, _ in PLACES), *PATCHED])
+        self._patches = Patches(PLACES_OF_TORCH)
         self._recorder = Recorder(plan, world, self._end)
-        self._recorder.attach()
+        recorder_guard.begin(self._fail)
+        with recorder_guard.patching(PLACES_OF_TORCH):
+            self._recorder.attach()
         self._patches.installed()
         self._recorder.begin(model, optimizer)
         _now.append(self)
@@ -53,10 +55,26 @@ class Watch:
         Raises TrainingFailed where another rank has not ended its last step within a minute.
         """
         if self in _now:
-            self._end(self._recorder.record("itself"))
+            recorder_guard.hook(self._end_by_itself)()
         if self._results is None:
             self._results = self._judged()
         return self._results
+
+    def _end_by_itself(self) -> None:
+        self._end(self._recorder.record("itself"))
+
+    def _fail(self, fault: Exception) -> None:
+        """Ends the recording, which has failed itself: the training goes on without it."""
+        failed = fault_record(fault, self._world.rank)
+        say(failed.message)
+        self._recorder.release()
+        self._patches.undo()
+        if self in _now:
+            _now.remove(self)
+        write(self._error_of(self._world.rank), failed)
+
+    def _error_of(self, rank: int) -> Path:
+        return Path(self._plan.out) / f"error-rank{rank}.json"
 
     def _end(self, record: ScriptRecord) -> None:
         self._recorder.release()
@@ -67,7 +85,11 @@ class Watch:
         folder = Path(self._plan.out)
         write(folder / f"rank{self._world.rank}.json", record)
         if self._world.rank == 0:
-            self._wait([folder / f"rank{rank}.json" for rank in range(self._world.size)])
+            try:
+                self._wait([folder / f"rank{rank}.json" for rank in range(self._world.size)])
+            except ObservationFailed as failed:
+                say(failed.message)
+                return
             # The judge is the parent's side, which a child does not import.
             with tempfile.TemporaryFile("w+") as printed:
                 judge = subprocess.Popen(
@@ -89,6 +111,9 @@ class Watch:
     def _wait(self, files: list[Path]) -> None:
         deadline = time.monotonic() + WAIT_S
         while missing := [file for file in files if not file.exists()]:
+            for rank in range(self._world.size):
+                if self._error_of(rank).exists():
+                    raise ObservationFailed(read(RankError, self._error_of(rank)).message)
             if time.monotonic() > deadline:
                 raise TrainingFailed(message("rank_not_watched", file=missing[0].name, seconds=WAIT_S))
             time.sleep(0.01)

@@ -312,6 +312,9 @@ class RankRecord:
     collectives: list[CollectiveRank] = field(default_factory=list)
 
 
+FAULT = "samestep_has_failed"  # the message of an exception of samestep's own
+
+
 @dataclass(frozen=True)
 class RankError:
     """Why a rank failed. lost_peer: whether it only reports that another rank is lost. time: Unix time in seconds."""
