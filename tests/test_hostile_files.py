@@ -177,6 +177,7 @@ AS_THEY_ARE = {
     "world/connections.py": "a folder, for the short name of a socket in it",
     "world/become_worker.py": "samestep's own source",
     "world/heartbeat.py": "the launch's own",
+    "reference/files.py": "columns of the job's Arrays, which has opened them",
     "rank/hardware.py": "/proc",
     "rank/checkpoint_files.py": "a folder or a file that was just written, to sync it",
     "rank/checkpoints.py": "the best weights that this training has just written",

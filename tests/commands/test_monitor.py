@@ -290,3 +290,32 @@ def test_a_long_runs_plot_has_few_samples_from_the_first_to_the_last(count: int)
     assert len(found) <= MOST_SAMPLES and (found[0], found[-1].seconds) == (samples[0], samples[-1].seconds)
     assert [each.seconds for each in found] == sorted({each.seconds for each in found})
     assert max(each.processes for each in found) == max(each.processes for each in samples)
+
+
+def test_a_signal_that_the_command_was_to_ignore_is_ignored(tmp_path: Path) -> None:
+    program = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGTERM); print('alive')"
+    )
+    words = [PYTHON, "-m", "samestep", "monitor", "--out", "out", "--", PYTHON, "-c", program]
+
+    def ignore() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    done = subprocess.run(words, cwd=tmp_path, preexec_fn=ignore, capture_output=True, text=True, timeout=budget())
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_signal_of_the_command_to_its_own_group_comes_once(tmp_path: Path) -> None:
+    """The monitor is of that group, too."""
+    program = """
+import os, signal, time
+came = []
+signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+os.kill(0, signal.SIGUSR1)
+time.sleep(1)
+print(len(came))
+"""
+    words = [PYTHON, "-m", "samestep", "monitor", "--out", "out", "--", PYTHON, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, start_new_session=True, capture_output=True, text=True, timeout=budget())
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -267,7 +267,8 @@ def test_what_no_second_mesh_divides_is_said_in_the_last_lines() -> None:
     ):
         results: Any = SimpleNamespace(
             engines=[result],
-            proof=SimpleNamespace(second_steps=4, quick=quick),
+            proof=SimpleNamespace(second_steps=4, quick=quick, rows_looked_at=0),
+            rows=0,
             world_size=2,
             measured=False,
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from budget import budget
 from samestep.commands.check import rank_variables
 from samestep.world import become_worker
 
@@ -62,6 +65,23 @@ def test_a_rank_is_recognised(shell: dict[str, str], process: dict[str, str], ra
 )
 def test_a_script_is_what_follows_the_options_of_python(arguments: list[str], words: list[str]) -> None:
     assert become_worker.script_of(arguments) == words
+
+
+def test_the_copy_takes_no_name_from_the_script(tmp_path: Path) -> None:
+    """A script's own module may have the name of one of the standard library's that Python has not imported itself."""
+    (tmp_path / "python").mkdir()
+    copy = tmp_path / "python" / "sitecustomize.py"
+    copy.write_text(Path(become_worker.__file__).read_text())
+    (tmp_path / "names.py").write_text("import sys\nprint(*sorted(sys.modules))")
+    words = [sys.executable, str(tmp_path / "names.py")]
+    plain = subprocess.run(words, capture_output=True, text=True, timeout=budget())
+    for variables in (
+        {become_worker.MONITOR: str(tmp_path)},
+        {become_worker.PLAN: "none", become_worker.LAUNCHERS: "[]"},
+    ):
+        env = os.environ | variables | {"PYTHONPATH": str(copy.parent), become_worker.FOLDER: str(copy.parent)}
+        watched = subprocess.run(words, env=env, capture_output=True, text=True, timeout=budget())
+        assert {*watched.stdout.split()} - {*plain.stdout.split()} <= {"sitecustomize", "__future__"}, watched.stderr
 
 
 def test_the_copy_runs_where_samestep_is_not_installed() -> None:

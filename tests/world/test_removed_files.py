@@ -104,7 +104,11 @@ def test_what_is_kept_is_a_file_with_one_name(plant: Callable[[Path], None], tmp
         (OF_A_LAUNCH, "rank0.0.sgd.npz plan.json life/.step.safetensors life/checkpoints/step-1/rank0.json", "notes"),
         (OF_CHECKPOINTS, "sgd/step-1/manifest.json sgd/.step-2.part/rank0.safetensors", "sgd/step-1/notes.txt"),
         (OF_A_CHECK, ".lock study.json rank0.kept.pt rank0.step0.npz chain/rank0.end.npz", "train.py python/a.py"),
-        (OF_MONITORED, "heartbeat-rank0 monitored-12 python/sitecustomize.py sockets/collectives-rank0", "python/a.py"),
+        (
+            OF_MONITORED,
+            "heartbeat-rank0 monitored-12 python/sitecustomize.py questions/rank0 questions/rank0-c",
+            "python/a.py",
+        ),
     ],
 )
 def test_names_are_those_that_are_given(names: re.Pattern[str], own: str, others: str) -> None:

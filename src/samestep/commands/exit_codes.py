@@ -126,9 +126,14 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
     return wrapper
 
 
+# Signals that whoever has started this command has it ignore, as by trap '' TERM in a shell. Python ignores two itself.
+ignored_at_start: set[int] = set()
+
+
 def _handle_signals() -> None:
     """Makes the signals that end a command raise SystemExit, so that finally blocks end what was started."""
     ended: list[int] = []
+    ignored_at_start.update(number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN)
 
     def end(number: int, _: object) -> None:
         if not ended:  # both shell and kernel may tell that a terminal has gone: the second must not end the ending

@@ -14,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import psutil
 from rich.text import Text
 
 from samestep.commands.command_options import MonitorOptions
+from samestep.commands.exit_codes import ignored_at_start
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.monitor_sampler import MonitorSampler
@@ -127,7 +129,7 @@ def _start(
 
     def prepare() -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # which each command of samestep handles
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if number in ignored_at_start else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
@@ -158,7 +160,9 @@ def _watch(
     while process.poll() is None:
         reap_orphans(process.pid)
         arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), ranks.due_in(), LONGEST_S))
-        if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER:
+        is_sent = arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER
+        # A process of the command that sends a signal to its whole group has sent it to the command, too.
+        if arrived and is_sent and not _is_of(process.pid, arrived.si_pid):
             with suppress(ProcessLookupError):
                 process.send_signal(arrived.si_signo)
         for said in ranks.poll() if not ranks.due_in() else ():
@@ -184,6 +188,13 @@ def _watch(
             line.show(monitor_text.live(sample, previous))
             previous = sample
     reap_orphans(process.pid)
+    return False
+
+
+def _is_of(pid: int, sender: int) -> bool:
+    """Whether a process is another one, or has been started by it."""
+    with suppress(psutil.Error):
+        return sender == pid or any(parent.pid == pid for parent in psutil.Process(sender).parents())
     return False
 
 

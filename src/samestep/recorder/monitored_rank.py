@@ -224,10 +224,12 @@ class MonitoredRank:
     def _noting(self, function: Callable[..., Any], rank: int) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
             try:
-                return function(*arguments)
+                result = function(*arguments)
             except Exception as error:
                 guard.hook(self._note)(error, rank)
                 raise
+            guard.hook(self._ends)()  # a forked process ends without what is registered for its exit
+            return result
 
         return called
 

@@ -70,28 +70,9 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
             remove_file(folder / f".room-rank{script_record.rank}")  # which the worker keeps free
             write(folder / f"rank{script_record.rank}.json", script_record)
         _wait_for_others(folder, script_record)
-        end_children()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _exit(0)
 
-    def end(fault: Exception) -> NoReturn:
-        failed = fault_record(fault, record.world.rank)
-        with suppress(type(fault)):
-            try:
-                with naming_full_disks():
-                    raise fault
-            except UserError as error:
-                failed = replace(failed, kind="user", message=error.message)
-        remove_file(folder / f".room-rank{record.world.rank}")
-        write(folder / f"error-rank{record.world.rank}.json", failed)
-        sys.stderr.write(failed.traceback)
-        end_children()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-    recorder_guard.begin(end)
+    recorder_guard.begin(lambda fault: _leave_with_fault(fault, folder, record.world.rank))
     recorder = Recorder(plan, record.world, enough)
     if plan.keep:
         saver = ReplaySaver(recorder, folder, record.world)
@@ -127,6 +108,29 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         raise TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp())) from error
     recorder_guard.hook(enough_by_itself)()
     os._exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends this process, and what it has started."""
+    end_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _leave_with_fault(fault: Exception, folder: Path, rank: int) -> NoReturn:
+    """Writes down samestep's own exception, or that the disk is full, and ends this process."""
+    failed = fault_record(fault, rank)
+    with suppress(type(fault)):
+        try:
+            with naming_full_disks():
+                raise fault
+        except UserError as error:
+            failed = replace(failed, kind="user", message=error.message)
+    remove_file(folder / f".room-rank{rank}")
+    write(folder / f"error-rank{rank}.json", failed)
+    sys.stderr.write(failed.traceback)
+    _exit(1)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ OF_A_STEP = re.compile(_PARTS)  # of a checkpoint or a spot check
 OF_CHECKPOINTS = re.compile(rf"(?:[\w.-]+/)?{_STEPS}|{_WEIGHTS}")  # of a proof, which has them for each training
 OF_SPOT_CHECKS = re.compile(rf"{_names('plan[.]json')}|{_STEPS}")
 OF_A_LAUNCH = re.compile(  # in a folder of its own
-    rf"{_RANKS}|{_names(r'(?:plan|verdict|usage)[.]json', r'usage[.]csv')}|sockets/collectives-rank\d+"
+    rf"{_RANKS}|{_names(r'(?:plan|verdict|usage)[.]json', r'usage[.]csv')}|questions/rank\d+(?:-\w)?(?:[.]new)?"
     rf"|torchrun/(?:[^/]+/)+\w+\.(?:log|json)|life/(?:{_WEIGHTS}|{FOLDER}/{_STEPS})"
 )
 OF_A_CHECK = re.compile(
@@ -40,5 +40,5 @@ OF_A_CHECK = re.compile(
 )
 # What `monitor` has its ranks write, in a folder of their own.
 OF_MONITORED = re.compile(
-    rf"{_RANKS}|monitored-\d+|sockets/collectives-rank\d+|python/(?:__pycache__/)?sitecustomize\.[\w.-]+"
+    rf"{_RANKS}|monitored-\d+|questions/rank\d+(?:-\w)?(?:[.]new)?|python/(?:__pycache__/)?sitecustomize\.[\w.-]+"
 )

@@ -3,20 +3,22 @@
 `samestep check -- COMMAND` and `samestep monitor -- COMMAND` copy this file as sitecustomize.py into a folder on
 PYTHONPATH, so that it runs first in each Python that the command starts. For check, one that a launcher has started as
 a rank, and that runs a script, goes on as a worker. For monitor, each goes on as it is, and is monitored once it has
-imported torch. The copy runs in the user's Python: until it starts the worker, or torch is imported, it imports only
-the standard library.
+imported torch. The copy runs in the user's Python, before the script's folder is on its path: a module of the script's
+may have the name of one of the standard library's. So it imports little, and forgets what it had to import.
 """
 
-import importlib.util
-import json
+from __future__ import annotations
+
 import os
-import shutil
 import sys
-from collections.abc import Mapping
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.machinery import ModuleSpec
+    from pathlib import Path
+    from types import ModuleType
+    from typing import Any
 
 # Environment variables. FOLDER: the copy's. SCRIPT: set in a worker; the words after `python`, as JSON.
 PLAN, FOLDER, SCRIPT = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_PYTHONPATH", "SAMESTEP_CHECK_SCRIPT"
@@ -35,8 +37,10 @@ def become_worker() -> None:
     """Replaces this process by a worker with the same script, once: what a rank starts itself stays as it is."""
     if PLAN not in os.environ or SCRIPT in os.environ:
         return
+    import json
+
     names, words = rank_variables(os.environ), script_of(sys.orig_argv[1:])
-    if names and words and importlib.util.find_spec("samestep"):
+    if names and words and found("samestep"):
         os.environ |= {SCRIPT: json.dumps(words), RANK_VARIABLES: ",".join(names)}
         from samestep.world.imports import module_arguments  # of the samestep that runs the worker
 
@@ -45,6 +49,8 @@ def become_worker() -> None:
 
 def install(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Copies this file below a folder. Returns the variables by which each Python of a command runs it first."""
+    import shutil
+
     from samestep.world.regular_files import make_folder, open_new
 
     first = make_folder(folder / "python")
@@ -61,8 +67,8 @@ class AfterTorch:
         """Finds torch as the other finders do, and has it followed by the monitor."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = found(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
@@ -76,8 +82,11 @@ class AfterTorch:
 
 def attach_monitor() -> None:
     """Attaches the monitor. The training goes on as it is where that fails, as with another version of torch."""
-    folder = Path(os.environ[MONITOR])
     try:
+        import importlib
+        from pathlib import Path
+
+        folder = Path(os.environ[MONITOR])
         importlib.import_module(MONITORED_RANK).attach(folder)
         importlib.import_module(REGULAR_FILES).open_new(folder / f"monitored-{os.getpid()}").close()
     except Exception as error:
@@ -90,6 +99,8 @@ def rank_variables(environment: Mapping[str, str]) -> list[str]:
     Variables that are as in the command's environment were inherited from it. A launcher that has started fewer
     processes than there are ranks has started other launchers.
     """
+    import json
+
     for names, inherited, fewest in json.loads(environment[LAUNCHERS]):
         rank, size = environment.get(names[0]), environment.get(names[1], "1")
         started = any(environment.get(name) != value for name, value in inherited.items())
@@ -109,17 +120,29 @@ def script_of(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def found(name: str) -> ModuleSpec | None:
+    """Returns where a module is, as importlib.util.find_spec does, which imports others."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec), None)
+
+
 def import_next() -> None:
     """Imports the sitecustomize that this one hides."""
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import PathFinder
+
     remaining = [path for path in sys.path if path != os.environ.get(FOLDER)]
     hidden = PathFinder.find_spec("sitecustomize", remaining)
     if hidden and hidden.loader:
-        module = importlib.util.module_from_spec(hidden)
+        module = module_from_spec(hidden)
         hidden.loader.exec_module(module)
 
 
 if __name__ == "sitecustomize":
+    imported = {*sys.modules}
     become_worker()
-    if MONITOR in os.environ and importlib.util.find_spec("samestep") and "samestep.worker" not in sys.orig_argv:
-        sys.meta_path.insert(0, AfterTorch())
+    if MONITOR in os.environ and found("samestep") and "samestep.worker" not in sys.orig_argv:
+        sys.meta_path.insert(0, AfterTorch())  # type: ignore[arg-type]
+    for name in {*sys.modules} - imported:
+        del sys.modules[name]
     import_next()
