@@ -67,7 +67,7 @@ class AfterTorch:
         """Finds torch as the other finders do, and has it followed by the monitor."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = found(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module
@@ -142,7 +142,7 @@ if __name__ == "sitecustomize":
     imported = {*sys.modules}
     become_worker()
     if MONITOR in os.environ and found("samestep") and "samestep.worker" not in sys.orig_argv:
-        sys.meta_path.insert(0, AfterTorch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, AfterTorch())
     for name in {*sys.modules} - imported:
         del sys.modules[name]
     import_next()
