@@ -240,6 +240,22 @@ def test_the_evaluation_has_a_collate_of_its_own() -> None:
     assert played.sums["loss"] == pytest.approx(found.sums["loss"], rel=1e-12)
 
 
+@pytest.mark.parametrize(("at_most", "unsteady"), [(20, ("loss",)), (64, ())])
+def test_a_loss_of_the_largest_rows_is_seen_where_engines_take_more_rows_at_once(
+    at_most: int, unsteady: tuple[str, ...]
+) -> None:
+    """Of 16 rows at once the 20 largest are all: a sum that an engine then finds otherwise is no fault of its own."""
+
+    def hardest(output: Tensor, batch: Batch) -> Tensor:
+        losses = (output - batch.targets).pow(2).mean(1)
+        return losses.topk(min(at_most, len(losses))).values.mean()
+
+    inputs = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    job = _learning(criterion=hardest, evaluation=TensorDataset(inputs, inputs[:, :1]), global_batch=64)
+    played = reference.evaluate(job, job.model().double().state_dict(), "cpu", twice=True)
+    assert played is not None and played.unsteady == unsteady
+
+
 def test_an_evaluation_that_draws_is_seen() -> None:
     noisy = _learning(forward=lambda model, batch: model(batch.inputs + torch.rand(())))
     cases = {

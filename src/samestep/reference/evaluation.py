@@ -33,7 +33,8 @@ WEIGHT = "weight of the rows"  # beside the names of the metrics
 def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool) -> EvaluationRecord | None:
     """Evaluates the weights in `state`, loaded into a new model; None where the job has no evaluation dataset.
 
-    twice: once more, with another number of rows at once: sums that then differ are `unsteady`.
+    twice: once more, with another number of rows at once, as many as engines take: sums that then differ are
+    `unsteady`.
     """
     if job.evaluation is None:
         return None
@@ -49,7 +50,10 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
         twice = False
         sums = _sums(job, model, device, weighs, torch.split(index, _rows_of_engine(job)))
     draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
-    sums_again = _sums(job, model, device, weighs, index.tensor_split(batches + 1)) if twice and length > 1 else sums
+    # Fewer rows at once may be too few for a loss of the largest 20 to leave some out.
+    of_engine = torch.split(index, _rows_of_engine(job))
+    again = of_engine if len(of_engine) < batches else index.tensor_split(batches + 1)
+    sums_again = _sums(job, model, device, weighs, again) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
