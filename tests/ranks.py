@@ -36,6 +36,7 @@ from samestep.proof.plan import (
     numerics_layout,
     own_dtype_layout,
     trainings,
+    without_life,
 )
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
@@ -325,7 +326,9 @@ def prove(
     if complete:
         # Ranks that are threads live no run: they cannot wait for checkpoints.
         loop_plan = _loop_layout(facts, also="late") if ranks.threads else loop_layout(facts)
-        asked = (loop_plan, numerics_layout(facts), own_dtype_layout(facts))
+        own_plan = own_dtype_layout(facts)
+        own_plan = without_life(own_plan) if own_plan and ranks.threads else own_plan
+        asked = (loop_plan, numerics_layout(facts), own_plan)
         plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))
         reference, numbers = reference_rank.played(plan), iter(range(len(plan.layouts)))
         loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)

@@ -161,7 +161,7 @@ def test_a_module_that_was_moved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--against-command", "", "train.py"], "--against-command: give a script"),
+        (["--against-command", "", "train.py"], "--against-command '' names none"),
         (["--against-command", "'train.py", "train.py"], "--against-command: give a script"),
         (["--against-command", "other.py", "train.py"], "other.py does not exist"),
         (["--against", "main:old.py", "--", sys.executable, "train.py"], "give the whole command"),

@@ -180,7 +180,17 @@ def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
 
 def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "samestep", "verify", f"{JOBS}:slow", "--engines", "single", "--also", "none"]
+    command = [
+        sys.executable,
+        "-m",
+        "samestep",
+        "verify",
+        f"{JOBS}:slow_until_requeued",
+        "--engines",
+        "single",
+        "--also",
+        "none",
+    ]
     with subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         try:
             wait_until((out / "reference").exists, "no launch")

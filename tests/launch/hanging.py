@@ -48,7 +48,8 @@ class Rows(Dataset[Any]):
 
 class HangsInTraining(Rows):
     def hangs(self) -> bool:
-        return self.read == 20  # when some steps are over
+        # When some steps are over: before, 16 rows are read twice to compare the ranks' datasets.
+        return self.read == 40
 
 
 class HangsInEvaluation(Rows):
@@ -180,7 +181,7 @@ def job(fault: str = "", row_s: float = 0.0) -> Job:
         model=lambda: Net(fault),
         criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
         optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
-        train=HangsInTraining(96) if fault in ("dataset", "worker") else Rows(96, row_s),
+        train=HangsInTraining(192) if fault in ("dataset", "worker") else Rows(96, row_s),
         evaluation=HangsInEvaluation(36) if fault == "evaluation" else Rows(36),
         metrics={"accuracy": returns_early if fault == "early" and "RANK" in os.environ else hits},
         global_batch=12,

@@ -71,7 +71,9 @@ class HungRank:
             return self.process
         stopped = [worker for worker in self.workers if worker.is_stopped]
         busy = [worker for worker in self.workers if worker.frame()]
-        reads = self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION) or self._is_in_loader
+        # While it builds the job a process that it has forked reads rows, to compare the ranks' datasets.
+        reading = (heartbeat.LOADING, heartbeat.EVALUATION, heartbeat.BUILDING)
+        reads = self.pulse.activity in reading or self._is_in_loader
         if self._waits_for_worker and reads:
             return next(iter(stopped + busy), self.process)
         return self.process

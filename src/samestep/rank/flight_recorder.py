@@ -43,6 +43,11 @@ def serve(folder: Path, rank: int) -> None:
     questions.serve(folder, rank, {questions.COLLECTIVES: dump} if dump else {})
 
 
+def end() -> None:
+    """Answers no more."""
+    questions.end()
+
+
 def serve_with_group(folder: Path, rank: int) -> None:
     """Serves from the first process group on, which has threads of its own: a script without one has none of ours."""
     groups: Any = sys.modules["torch.distributed.distributed_c10d"]  # whose functions a script may have imported

@@ -112,6 +112,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
 def _exit(code: int) -> NoReturn:
     """Ends this process, and what it has started."""
+    flight_recorder.end()
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -87,6 +87,7 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
             threads.append(set_threads(wanted, plan.nproc))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
         heartbeat.begin(ENDING)
+        flight_recorder.end()
     return observed, threads[0] if threads else 1
 
 

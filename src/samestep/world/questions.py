@@ -57,7 +57,7 @@ class _Serving:
     is_prepared = False  # whether this process and those that it forks are
 
     def __init__(self, folder: Path, rank: int, answers: Mapping[bytes, Callable[[], bytes]]) -> None:
-        pipe = _pipe(folder, rank)
+        self._pipe = pipe = _pipe(folder, rank)
         make_private(pipe.parent)
         remove_file(pipe)
         os.mkfifo(pipe, 0o600)
@@ -79,7 +79,7 @@ class _Serving:
         if not _Serving.is_prepared:
             _Serving.is_prepared = True
             os.register_at_fork(after_in_child=_leave)
-            atexit.register(_end)
+            atexit.register(end)
 
     def _run(self) -> None:
         # Nothing may be thrown, or logged, in a process that is not ours.
@@ -110,10 +110,14 @@ class _Serving:
             os.close(self._descriptor)
 
     def end(self) -> None:
-        """Ends the thread, and waits for it: one that the interpreter's end meets in C++ would abort the process."""
+        """Ends the thread, waits for it, and removes the pipe and the answers. A thread that the interpreter's end
+        meets in C++ would abort the process; a pipe that stays cannot be copied with the folder."""
         if self._is_open():
             os.write(self._descriptor, END)
             self._runs.acquire(timeout=END_S)
+        self.close()
+        for path in (self._pipe, *self._files.values()):
+            remove_file(path)
 
 
 def own_stacks() -> bytes:
@@ -134,8 +138,10 @@ def _leave() -> None:
             serving.close()
 
 
-def _end() -> None:
+def end() -> None:
+    """Answers no more, where this process did. Called at the end of the process, too."""
     if serving := _Serving.current:
+        _Serving.current = None
         with suppress(OSError):
             serving.end()
 

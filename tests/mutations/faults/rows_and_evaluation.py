@@ -166,8 +166,8 @@ FAULTS = (
     Fault(
         "a stream one row late",
         "data/stream.py",
-        "            self._rows, self._next = iter(self.dataset), 0\n",
-        "            self._rows, self._next = iter(self.dataset), 0\n            next(self._rows)\n",
+        "        return iter(self.dataset)\n",
+        "        rows = iter(self.dataset)\n        next(rows)\n        return rows\n",
         ("tensors received",),
         "values_of_right_rows_differ|row_read_in_place_of_another",
         ("stream",),
