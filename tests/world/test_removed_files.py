@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,3 +115,15 @@ def test_what_is_kept_is_a_file_with_one_name(plant: Callable[[Path], None], tmp
 def test_names_are_those_that_are_given(names: re.Pattern[str], own: str, others: str) -> None:
     assert [name for name in own.split() if not names.fullmatch(name)] == []
     assert [name for name in others.split() if names.fullmatch(name)] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a device")
+def test_a_device_stays(tmp_path: Path) -> None:
+    """Root could remove /dev/full, which somebody has named or has made a link to."""
+    device, file = tmp_path / "device", tmp_path / "file"
+    os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    file.touch()
+    for clear in (open_new, remove_file, lambda path: move_file(file, path)):
+        with refuses("place_is_taken"):
+            clear(device)
+    assert stat.S_ISCHR(device.lstat().st_mode)

@@ -128,22 +128,16 @@ def make_named_folder(path: Path) -> Path:
 
 def remove_file(path: Path) -> None:
     """Removes a file, a link or a named pipe, where there is one: before a new one is written, also by a library that
-    opens it by its name. Raises PlaceTaken for a folder."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        _check_place(path, None)
-        raise
+    opens it by its name. Raises PlaceTaken for a folder, and for a device, as /dev/full, which root could remove."""
+    _check_place(path, None)
+    path.unlink(missing_ok=True)
 
 
 def move_file(new: Path, path: Path) -> None:
     """Gives a file that was just written the name of another one, whose place it takes. Raises PlaceTaken for a
-    folder."""
-    try:
-        os.replace(new, path)
-    except OSError:
-        _check_place(path, None)
-        raise
+    folder or a device."""
+    _check_place(path, None)
+    os.replace(new, path)
 
 
 def move_folder(new: Path, path: Path) -> None:
@@ -202,10 +196,11 @@ def remove_made_folder(folder: Path) -> None:
 
 
 def _check_place(path: Path, expected: int | None) -> None:
-    """Raises PlaceTaken where something of another kind is at `path`. None: where a folder is."""
-    with suppress(FileNotFoundError):
+    """Raises PlaceTaken where something of another kind is at `path`. None: where a folder or a device is."""
+    with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(path).st_mode
-        if stat.S_ISDIR(mode) if expected is None else stat.S_IFMT(mode) != expected:
+        kind = stat.S_IFMT(mode)
+        if kind in (stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK) if expected is None else kind != expected:
             raise PlaceTaken(path, _kind(mode))
 
 
