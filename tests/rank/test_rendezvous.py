@@ -128,7 +128,7 @@ def test_a_pickle_in_the_store_is_not_loaded(store: TCPStore, tmp_path: Path) ->
 def test_two_machines_are_numbered(elastic: bool) -> None:
     """Through what torchrun calls, with the store that the ranks get; twice, as after a restart."""
     port = store_port()
-    config = {"join_timeout": 60, "read_timeout": 60, "last_call_timeout": 1}
+    config = {"join_timeout": 60, "read_timeout": 60, "last_call_timeout": 60}
     config |= {"request": "f00d"} if elastic else {}
 
     def machine(number: int) -> DynamicRendezvous:

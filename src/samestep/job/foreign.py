@@ -60,12 +60,12 @@ def attribute_of(thing: object, name: str, default: Any = None) -> Any:
         if is_a(parts, dict) and name in parts:
             return parts[name]
     for kind in type.__getattribute__(type(thing), "__mro__"):
-        if name in (of_class := type.__getattribute__(kind, "__dict__")):
-            return _of_class(thing, of_class[name], default)
+        if name in (held := type.__getattribute__(kind, "__dict__")):
+            return _class_attribute(thing, held[name], default)
     return default
 
 
-def _of_class(thing: object, value: Any, default: Any) -> Any:
+def _class_attribute(thing: object, value: Any, default: Any) -> Any:
     """Returns what a class holds for its instances. A property or a method would run code."""
     if type(value) in IN_C:
         try:

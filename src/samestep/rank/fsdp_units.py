@@ -44,7 +44,7 @@ def units_of(model: nn.Module, wrap: str) -> list[nn.Module]:
     elif wrap == "children":
         found = list(_children(model))
     else:
-        found = _of_class(model, wrap)
+        found = _modules_of_class(model, wrap)
     holders: dict[int, list[nn.Module]] = {}  # of each parameter
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -89,7 +89,7 @@ def _is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _of_class(model: nn.Module, name: str) -> list[nn.Module]:
+def _modules_of_class(model: nn.Module, name: str) -> list[nn.Module]:
     inner = [module for module in model.modules() if module is not model and _is_called(module)]
     found = [module for module in inner if type(module).__name__ == name]
     if not found:
