@@ -64,7 +64,7 @@ QUICK = [("monitor", "link"), ("monitor", "link to a folder"), ("run", "link"), 
         pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.check)
         for name in COMMANDS
         for kind in KINDS
-        if (name, kind) != ("eject", "link to a folder")
+        if kind != "link to a folder" or name not in ("collectives", "eject")
     ],
 )
 def test_what_is_planted_changes_nothing_elsewhere(
@@ -85,7 +85,8 @@ def test_what_is_planted_changes_nothing_elsewhere(
         before = _contents()
         done = samestep(*COMMANDS[name])
         code, said = done.returncode, done.stdout + done.stderr
-        assert code in (0, 2) and "Traceback" not in said, (places, said)
+        # 1: an engine failed for it, and the others are told.
+        assert code in (0, 1, 2) and "Traceback" not in said, said
         assert _contents() == before, (places, said)
         named = [place for place in places if f"{OUT}/{place}" in said]
         assert not code or named, (places, said)

@@ -65,7 +65,7 @@ from samestep.tasks.try_hypotheses import try_hypotheses
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.processes import die_with_parent, end_children
-from samestep.world.regular_files import make_named_folder, open_end, open_new, remove_file
+from samestep.world.regular_files import make_named_folder, open_new, remove_file
 
 ROOM = 1 << 15  # bytes
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan, ScriptPlan)
@@ -90,14 +90,13 @@ def threads_main(size: int, path: str) -> None:
     each rank's stack goes to its own file."""
     gpus = {*os.environ.get("SAMESTEP_DEVICES", "cpu").split(",")} - {"cpu"}
     folder, turns = Path(path).parent, Turns(size, sorted(gpus))
-    files = [folder / f"stack-rank{rank}.txt" for rank in range(size)]
-    for file in files:
-        open_new(file).close()
+    # They stay open: a process that has a stack's file open can be asked for it.
+    files = [open_new(folder / f"stack-rank{rank}.txt", text=True) for rank in range(size)]
 
     def write_stacks(*_: object) -> None:
         for rank, stack in turns.stacks().items():
-            with open_end(files[rank], text=True) as written:
-                written.write(stack)
+            files[rank].write(stack)
+            files[rank].flush()
 
     signal.signal(signal.SIGUSR1, write_stacks)
     # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.

@@ -22,6 +22,8 @@ from samestep.proof.trace import Expectation, of_engine
 from samestep.records.record import EvaluationRecord, MicroBatchRecord, RankRecord, Record, TrainingRecord
 from samestep.records.results import Divergence
 
+OF_RANKS = Path(__file__).parents[1] / "jobs" / "of_ranks.py"
+
 
 @dataclass(frozen=True)
 class Tampered(Record):
@@ -291,6 +293,24 @@ def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], referen
     verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"clip_norm": "1000.0"})
     assert verdict.verdict == "same"
     assert "clipping_never_acted" in [note.id for note in verdict.notes]
+
+
+def test_an_optimizer_that_moves_nothing_is_said(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    notes = [note.id for note in prove(reference_rank, ranks(2), f"{OF_RANKS}:still", "ddp").notes]
+    assert "own_optimizer_moves_nothing" in notes
+    verdict = prove(reference_rank, ranks(2), f"{OF_RANKS}:asks_in_vain", "ddp")
+    assert verdict.verdict == "same" and "own_optimizer_moves_nothing" not in [note.id for note in verdict.notes]
+
+
+@pytest.mark.parametrize("name", ["loss_of_rank", "loss_of_size"])
+def test_a_job_that_asks_which_rank_it_is_is_told_so(
+    name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    """The reference is none. Without it the engine alone would be suspected."""
+    divergence = prove(reference_rank, ranks(2), f"{OF_RANKS}:{name}", "ddp").first_divergence
+    assert divergence and divergence.quantity == "loss" and divergence.cause
+    assert divergence.cause.id == "job_asks_for_its_rank", divergence
+    assert divergence.cause.fields["place"].startswith("of_ranks.py:"), divergence
 
 
 def test_a_gradient_that_is_wrong_between_the_samples_is_told(healthy: tuple[Expectation, Record]) -> None:

@@ -30,7 +30,7 @@ WHERE = (
     {"step": 0, "quantity": "loss", "tensor": None, "rank": 4, "ranks": 5},
 )
 NATURE = OneProcess("no, as expected", 0.1, "dropout (2) draws another mask on each rank", "nothing needs to change")
-YES = OneProcess("yes", 0.0, compared=4, tensors=4)
+YES = OneProcess("yes", 0.0, compared=4, tensors=4, steps=8)
 IN_PART = replace(YES, tensors=6)
 HIDDEN = OneProcess(
     "not known",
@@ -138,7 +138,7 @@ def test_every_reason_divergence_and_remark_is_among_the_notes(results: CompareR
 
 def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: CompareResults) -> None:
     proven = replace(keep(results, "ddp", "fsdp"), same_as_one_process=YES)
-    said = message("ranks_compute_what_one_process_does", ranks=2, compared=None, tensors=None)
+    said = message("ranks_compute_what_one_process_does", ranks=2, steps=8, compared=None, tensors=None)
     assert notes(proven)[-1] == text(said, "en")
     assert "trains on 2 ranks as in one process" in headline(proven)
     results = replace(results, same_as_one_process=None)
@@ -147,11 +147,14 @@ def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: Co
 
 @pytest.mark.parametrize("verdict", ["differs", "failed", "refused"])
 def test_no_yes_stands_beside_an_engine_that_is_not_proven(verdict: Any, results: CompareResults) -> None:
-    """It is of the reference, which plays no engine: nobody may read it as a word on that one."""
+    """It is of the reference, which plays no engine: nobody may read it as a word on that one. One that refuses the job
+    trains nothing, and stands in nobody's way."""
     engines = [EngineResult("same", engine="ddp", replicas=2), EngineResult(verdict, engine="fsdp", replicas=2)]
     beside = replace(results, engines=engines, same_as_one_process=YES)
-    assert notes(beside)[-1].startswith("Not said of fsdp, whose training is not proven")
+    begins = "2 ranks compute" if verdict == "refused" else "Not said of fsdp, whose training is not proven"
+    assert notes(beside)[-1].startswith(begins)
     assert "one process" not in headline(replace(beside, engines=engines[1:]))
+    assert notes(replace(beside, engines=engines[1:]))[-1].startswith("Not said of fsdp")
     absent = replace(beside, engines=[engines[0], EngineResult("unavailable", engine="fsdp")])
     assert notes(absent)[-1].startswith("2 ranks compute")
 

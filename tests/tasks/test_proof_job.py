@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from conformance import jobs_job
 from conformance.jobs_drawn import job as drawn
 from samestep.job import Job
 from samestep.records.plan import ProveTask
-from samestep.tasks.proof_job import proof_job, rows_of_proof, subset_length, with_fewer_rows
+from samestep.tasks.proof_job import (
+    proof_job,
+    rows_of_proof,
+    subset_length,
+    with_fewer_rows,
+    with_own_tensors,
+)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
@@ -51,3 +58,23 @@ def test_the_weights_of_a_batch_are_added_up_in_float64() -> None:
         weight: Any = proof_job(job, ProveTask("sgd", 8, dtype, 2, 0.05)).batch_weight
         parts = sum(float(weight(part)) for part in rows.split(300))
         assert (abs(parts - float(weight(rows))) < 1e-12 * parts) is is_exact
+
+
+def test_a_proof_leaves_the_tensors_alone_that_its_models_share() -> None:
+    """A graph's features in a buffer, pretrained vectors in an embedding: what a training writes stays its own."""
+    vectors, views = torch.ones(4, 2), torch.zeros(6)
+
+    def model() -> nn.Module:
+        net = nn.Sequential(nn.Embedding.from_pretrained(vectors, freeze=False), nn.Linear(2, 2))
+        net.register_buffer("features", vectors)
+        net.register_buffer("row", views[:3], persistent=False)
+        net.register_buffer("rows", views)
+        return net
+
+    first, second = with_own_tensors(model()), model()
+    with torch.no_grad():
+        for tensor in (*first.parameters(), first.features, first.row):
+            tensor.add_(1)
+    assert torch.equal(second[0].weight, torch.ones(4, 2)) and not views.any()
+    assert first.rows.tolist() == [1, 1, 1, 0, 0, 0] and "row" not in first.state_dict()
+    assert torch.equal(first[0].weight, first.features), "the two shared their memory before"

@@ -329,6 +329,11 @@ class Comparison:
             )
         if sgd.evaluation and sgd.evaluation.unsteady:
             notes.append(message("evaluation_metrics_unsteady", metrics=sgd.evaluation.unsteady))
+        if "user" in facts.trainings:
+            user = self.expectation.of("user")
+            if not any(user.moved[name].distance for name in user.parameters if name in user.moved):
+                rate = max((rate for rates in user.rates for rate in rates), default=0.0)
+                notes.append(message("own_optimizer_moves_nothing", rate=rate))
         if not facts.scales:
             notes.append(message("gradients_do_not_follow_loss"))
         if facts.sgd_lr < facts.sgd_lr_usual:

@@ -162,6 +162,9 @@ def _verdict(
     numerics: Inexactness | None = None,
 ) -> Verdict:
     difference, bound = comparison.worst or (None, None)
+    if first_divergence and (places := comparison.expectation.facts.asks_rank):
+        cause = message("job_asks_for_its_rank", place=places[0], cause=first_divergence.cause)
+        first_divergence = replace(first_divergence, cause=cause)
     return Verdict(
         verdict,
         bitwise=comparison.bitwise and verdict == "same",

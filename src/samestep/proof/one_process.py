@@ -30,7 +30,7 @@ class AgainstOne:
     different: name -> how often its bound it is off, of those that rounding does not explain. alike: of the others,
     those whose bound would show a difference. hidden: those whose bound says nothing. worst: the greatest distance.
     shows: whether a tensor moves further than its bound: where none does, nothing was trained. evaluated_alike: whether
-    the final evaluations agree.
+    the final evaluations agree. steps: how many were trained.
     """
 
     different: Mapping[str, float]
@@ -39,6 +39,7 @@ class AgainstOne:
     worst: float
     shows: bool
     evaluated_alike: bool
+    steps: int
 
     @property
     def differs(self) -> bool:
@@ -62,7 +63,7 @@ class AgainstOne:
     ) -> OneProcess:
         """Returns an answer with what was compared for it."""
         tensors = len(self.different) + len(self.alike) + len(self.hidden)
-        return OneProcess(answer, self.worst, reason, advice, compared=self.compared, tensors=tensors)
+        return OneProcess(answer, self.worst, reason, advice, compared=self.compared, tensors=tensors, steps=self.steps)
 
 
 def against_one(ranks: Expectation, single: Expectation) -> AgainstOne:
@@ -81,6 +82,7 @@ def against_one(ranks: Expectation, single: Expectation) -> AgainstOne:
         worst=max((off.distance for off in from_one.values()), default=0.0),
         shows=any(movement[name] > bounds[name] for name in within if name not in hidden),
         evaluated_alike=_evaluated_alike(ranks, single),
+        steps=len(ranks.of("sgd").rates),
     )
 
 

@@ -37,6 +37,7 @@ from samestep.world.regular_files import (
     UNBOUNDED,
     check_regular,
     make_folder,
+    make_named_folder,
     move_folder,
     open_regular,
     remove_file,
@@ -170,6 +171,7 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     """Writes this rank's part into `folder`, and syncs it to the disk. files: name -> what to keep with it."""
     from safetensors.torch import save_file
 
+    make_named_folder(folder.parents[1])
     make_folder(folder.parent)
     make_folder(folder)
     part, tensors = (folder / name for name in files_of(rank))

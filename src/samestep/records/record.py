@@ -268,6 +268,7 @@ class ReferenceLayoutRecord:
     not_played: name of a training, or OWN_DTYPE for all in the job's own dtype -> why it could not be played.
     counts: the buffers of whole numbers. scales: whether gradients follow the loss, so that the noise scales losses.
     written: the parameters that a forward pass sets to values of its rows. rounds: as of engine.Numerics.
+    asks_rank: the places at which the job asks which rank it is.
     Only of a layout with held random numbers and without batch statistics: separation, and whether the job asked for
     random numbers (keyed: and each row kept its own), batch statistics, or only their averages (running_statistics).
     """
@@ -294,6 +295,7 @@ class ReferenceLayoutRecord:
     then: Layout | None = None
     not_played: Mapping[str, str] = field(default_factory=dict)
     rounds: Literal["passes", "sums", "all"] = "all"
+    asks_rank: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ class OneProcess:
     answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; 'no', a
     mistake in the job; or 'not known', where a mistake could hide behind random numbers, or nothing could be compared.
     max_difference: of any weight at the end. reason: why not. advice: what helps. compared: how many of the `tensors`
-    were compared; of the others rounding alone hides a difference.
+    were compared; of the others rounding alone hides a difference. steps: of the training after which they were.
     """
 
     answer: Literal["yes", "no, as expected", "no", "not known"]
@@ -264,6 +264,7 @@ class OneProcess:
     advice: Message | None = None
     compared: int = 0
     tensors: int = 0
+    steps: int = 0
 
     @property
     def same(self) -> bool:

@@ -54,7 +54,8 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     of_engine = torch.split(index, _rows_of_engine(job))
     again = of_engine if len(of_engine) < batches else index.tensor_split(batches + 1)
     sums_again = _sums(job, model, device, weighs, again) if twice and length > 1 else sums
-    precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
+    # What differs by more is further off than a comparison in this dtype allows.
+    precision = max(1e-9, 64 * torch.finfo(next(model.parameters()).dtype).eps)
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     weight = sums.pop(WEIGHT)

@@ -221,8 +221,12 @@ def _clauses(clauses: Sequence[Message]) -> Message:
 
 
 def _unproven(results: CompareResults) -> list[EngineResult]:
-    """Returns the rows of engines that could run here, and whose training is not proven."""
-    return [row for row in results.engines if not row.proven and row.verdict != "unavailable"]
+    """Returns the rows of engines that could run here, and whose training is not proven. Without those that refuse the
+    job, unless no engine is proven: they train nothing."""
+    trained = [row for row in results.engines if row.verdict not in ("unavailable", "refused")]
+    if not any(row.proven for row in trained):
+        return [row for row in results.engines if row.verdict != "unavailable"]
+    return [row for row in trained if not row.proven]
 
 
 def one_process_clause(results: CompareResults) -> Message:
@@ -460,7 +464,7 @@ def one_process(results: CompareResults) -> list[str]:
     if compared is None:
         return []
     if compared.same:
-        fields = {"ranks": ranks, "compared": None, "tensors": None}
+        fields = {"ranks": ranks, "steps": compared.steps or None, "compared": None, "tensors": None}
         if compared.compared < compared.tensors:
             fields |= {"compared": compared.compared, "tensors": compared.tensors}
         if unproven := _unproven(results):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,19 +34,17 @@ from samestep.records.plan import (
     interruption,
 )
 from samestep.records.record import (
-    Progress,
     Record,
     ReferenceLayoutRecord,
     ReferenceLifeRecord,
     ReferenceTrainingRecord,
     SeparationRecord,
-    attempt,
-    write_progress,
 )
 from samestep.records.tensor_files import write_state
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import extreme_rows, life_steps, proof_job, steps_of
 from samestep.tasks.reference_records import ModelFacts, training_record
+from samestep.tasks.reference_steps import StepsPlayed, noise_runs
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -62,7 +59,6 @@ RATES = 24  # tried, each a quarter of the previous one: a loss may be a sum ove
 EXPLODES = 10  # a loss above this multiple of the first step's largest
 HARDLY_MOVES = 1e-5  # the gradient's norm times the rate: rounding would hide what is compared
 MOVES = 1e-3  # the same, at the rate that is then taken
-EVERY_S = 0.5  # between two files of the progress
 ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
 
 
@@ -76,18 +72,15 @@ class Trainings:
 
 def line_of(error: Exception) -> str:
     """Returns an error as one line."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
 
 
 def play_reference(plan: ReferencePlan, world: World) -> list[ReferenceLayoutRecord]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world)
-    while True:
-        try:
-            return player.from_one([player.layout(number, layout) for number, layout in enumerate(plan.layouts)])
-        except TooFast:
-            player.slow_down()
+    with reference.asked_ranks() as places:
+        layouts = player.layouts()
+    return [replace(layout, asks_rank=tuple(places)) for layout in layouts]
 
 
 class ReferencePlayer:
@@ -114,6 +107,14 @@ class ReferencePlayer:
         self.counts = tuple(name for name, buffer in buffers.items() if not buffer.is_floating_point())
         self.played: dict[LayoutPlan, ReferenceLayoutRecord] = {}
         self.compared: dict[int, State] = {}  # layout -> its state after 'sgd', where that is not written
+
+    def layouts(self) -> list[ReferenceLayoutRecord]:
+        """Plays all layouts, at a rate at which no loss explodes."""
+        while True:
+            try:
+                return self.from_one([self.layout(number, planned) for number, planned in enumerate(self.plan.layouts)])
+            except TooFast:
+                self.slow_down()
 
     def layout(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays all trainings of one layout, unless they are those of one that was played before."""
@@ -549,50 +550,3 @@ def _check_same(first: float, second: float, device: str) -> None:
     if first == second or isnan(first) or (device != "cpu" and abs(first - second) <= 1e-6 * abs(first)):
         return
     raise UserError(message("loss_differs_when_computed_again", first=first, second=second))
-
-
-def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
-    """How often a layout's trainings are played again with noise. Where a step takes long, plain training is not: the
-    bound is then that of the replicas' rounding alone, which is never wider."""
-    if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
-        return 0
-    return 1 if layout.neutral or layout.subset else plan.noise_runs
-
-
-class StepsPlayed:
-    """Counts the reference's steps, and writes them as the launch's progress."""
-
-    def __init__(self, plan: ReferencePlan, rank: int) -> None:
-        self.plan, self.rank, self.folder = plan, rank, Path(plan.out)
-        self.done, self.total = 0, sum(self.planned(layout) for layout in plan.layouts)
-        self.written_at = 0.0
-
-    def planned(self, layout: LayoutPlan) -> int:
-        """The steps of one layout's trainings."""
-        again = {"gradient": 0 if layout.subset else 1}  # to check that it is deterministic
-        times, steps = 1 + noise_runs(self.plan, layout), self.plan.subset_of(layout).steps
-        return sum((times + again.get(name, 0)) * (1 if name == "gradient" else steps) for name in layout.trainings)
-
-    def begin(self, training: str, layout: LayoutPlan) -> None:
-        """Begins to play a training of a layout."""
-        what = " without random numbers and batch statistics" if layout.neutral else ""
-        self.phase = f"reference {training}, {layout.replicas} replica{'' if layout.replicas == 1 else 's'}{what}"
-        self._write(self.phase)
-
-    def after_step(self, step: int, steps: int) -> None:
-        """Counts a step of a training of so many."""
-        self.done += 1
-        if time.monotonic() - self.written_at > EVERY_S:
-            self._write(f"{self.phase}: step {step + 1} of {steps}")
-
-    def skip(self, layouts: Iterable[LayoutPlan]) -> None:
-        """Leaves out layouts that train as one that was played."""
-        self.total -= sum(map(self.planned, layouts))
-
-    def again(self, steps: int) -> None:
-        """Adds the steps of a training that is played once more."""
-        self.total += steps
-
-    def _write(self, phase: str) -> None:
-        self.written_at = time.monotonic()
-        write_progress(self.rank, self.folder, Progress(phase, attempt(), self.done, max(self.total, self.done)))

@@ -8,6 +8,7 @@ optimizer, which confirms; with it averaged weights are compared).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -65,7 +66,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     )
     small = replace(
         job,
-        model=(lambda: job.model().to(dtype)) if dtype else job.model,
+        model=lambda: with_own_tensors(job.model()).to(dtype),
         collate=_with_cast(job.collate, dtype),
         evaluation_collate=_with_cast(job.evaluation_collate, dtype),
         augment=_with_cast(job.augment, dtype),
@@ -90,6 +91,41 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     if training.training == "user":
         return small
     return with_recipes(small, lambda recipe: _sgd(recipe, training.sgd_lr))
+
+
+def with_own_tensors(model: nn.Module) -> nn.Module:
+    """Gives a model's parameters and buffers memory of their own, and returns it.
+
+    A job's file may hold tensors that each of its models takes as they are, as a graph's features in a buffer or
+    pretrained vectors in an embedding. What one training of a proof writes there, the next one would begin with.
+    """
+    parameters = [parameter for parameter in model.parameters() if _is_plain(parameter.data)]
+    buffers = [buffer for buffer in model.buffers() if _is_plain(buffer)]
+    sharing = Counter(tensor.untyped_storage().data_ptr() for tensor in (*parameters, *buffers))
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def own(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if sharing[storage.data_ptr()] == 1:
+            return tensor.detach().clone()
+        # Views of one another stay so.
+        if storage.data_ptr() not in copies:
+            copies[storage.data_ptr()] = storage.clone()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(copies[storage.data_ptr()], *place)
+
+    for parameter in parameters:
+        parameter.data = own(parameter.data)
+    own_buffers = {id(buffer): own(buffer).requires_grad_(buffer.requires_grad) for buffer in buffers}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = own_buffers.get(id(buffer), buffer)
+    return model
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's values lie in its own storage and nowhere else."""
+    return type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type != "meta"
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
