@@ -26,7 +26,7 @@ READERS = {
     "recorder/watch.py": "waits for the other ranks' records, and says which has not come",
     "tasks/collectives/__init__.py": "measures collectives",
     "tasks/inspect/dry_run.py": "measures a step, for an estimate that is told",
-    "tasks/play_reference.py": "paces the file of its progress",
+    "tasks/reference_steps.py": "paces the file of its progress",
     "tasks/replay_step.py": "waits for other ranks' parts, and says which has not come; measures a replay",
     "tasks/try_group.py": "measures a process group",
 }

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from budget import budget
+from command import samestep
 from samestep.job.foreign import ById, attribute_of, is_a, named_buffers_in, named_parameters_in, named_parts_in
 
 RECORDER = Path(__file__).parents[2] / "src" / "samestep" / "recorder"
@@ -109,3 +110,16 @@ def test_a_table_keeps_nothing_alive() -> None:
     assert thing in table and table.get(thing, 0) == 1 and table.get(3, 0) == 0
     del thing
     assert [*table] == []
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("command", [("check", "--nproc", "1"), ("monitor", "--", sys.executable)], ids=lambda c: c[0])
+def test_commands_leave_objects_and_names_to_the_script(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Its own statistics.py is imported, whose name a module of Python's has that samestep has imported before."""
+    (tmp_path / "statistics.py").write_text("OWN = 1\n")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.read_text().replace("import torch\n", "import statistics\nimport torch\n", 1))
+    with script.open("a") as lines:
+        lines.write("assert statistics.OWN\n")
+    done = samestep(*command, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -31,6 +31,7 @@ from samestep.records.record import RankRecord
 from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, ScriptPlan, ScriptRecord
 from samestep.world import World
 from samestep.world.become_worker import SCRIPT
+from samestep.world.imports import forget_hidden_modules
 from samestep.world.processes import end_children
 from samestep.world.regular_files import remove_file
 
@@ -150,7 +151,9 @@ def _run(plan: ScriptPlan) -> None:
     """Runs a script, or a module of the working directory, as __main__."""
     sys.argv = [plan.script, *plan.arguments]
     if not plan.module:
-        sys.path.insert(0, str(Path(plan.script).resolve().parent))
+        folder = Path(plan.script).resolve().parent
+        sys.path.insert(0, str(folder))
+        forget_hidden_modules(folder)
         runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")  # __file__ is absolute, as of python
         return
     sys.path.insert(0, os.getcwd())

@@ -23,6 +23,7 @@ class StepsAlone:
     def __init__(self, folder: Path, world: World) -> None:
         self.taken = 0
         self._folder, self._world = folder, world
+        self._made_ns = time.time_ns()
         self._began_ns = self._stepped_ns = 0
 
     def begin_forward(self) -> None:
@@ -46,10 +47,10 @@ class StepsAlone:
         return bool(called_ns) and min(called_ns) > self._stepped_ns
 
     def are_no_others(self) -> bool:
-        """Whether no other rank takes a step while this one could take as many again, and none ends."""
+        """Whether no other rank takes a step while this one could run its script so far again, and none ends."""
         if self._world.size == 1 or self._called_ns():
             return False
-        until = time.monotonic() + max(WAIT_S, (self._stepped_ns - self._began_ns) / 1e9)
+        until = time.monotonic() + max(WAIT_S, (self._stepped_ns - self._made_ns) / 1e9)
         while time.monotonic() < until:
             if any(self._has_moved(rank) for rank in range(self._world.size) if rank != self._world.rank):
                 return False

@@ -40,6 +40,14 @@ def hiding_files(folder: Path) -> list[Path]:
     return [Path(file) for name, file in loaded.items() if file and Path(file) in places[name]]
 
 
+def forget_hidden_modules(folder: Path) -> None:
+    """Forgets modules of Python's standard library whose names files of a script's folder have: the script imports its
+    own, as in a process that has imported nothing before."""
+    for name in sys.stdlib_module_names - set(sys.builtin_module_names):
+        if name in sys.modules and ((folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists()):
+            del sys.modules[name]
+
+
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD = sysconfig.get_paths()["stdlib"]
 INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
