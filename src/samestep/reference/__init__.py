@@ -4,7 +4,6 @@ It is slow and independent on purpose. It has its own schedule, shares and evalu
 because a fault that both sides share would be invisible.
 """
 
-from samestep.reference.asked_ranks import asked_ranks
 from samestep.reference.fetch import collate_draws, digests, fetch
 from samestep.reference.life import Life
 from samestep.reference.neutral import Neutral, RowDimensions
@@ -25,7 +24,6 @@ __all__ = [
     "StepAfter",
     "StepBefore",
     "TrainingResult",
-    "asked_ranks",
     "collate_draws",
     "digests",
     "fetch",

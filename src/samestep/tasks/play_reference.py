@@ -41,6 +41,7 @@ from samestep.records.record import (
     SeparationRecord,
 )
 from samestep.records.tensor_files import write_state
+from samestep.tasks.asked_ranks import asked_ranks
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import extreme_rows, life_steps, proof_job, steps_of
 from samestep.tasks.reference_records import ModelFacts, training_record
@@ -78,7 +79,7 @@ def line_of(error: Exception) -> str:
 def play_reference(plan: ReferencePlan, world: World) -> list[ReferenceLayoutRecord]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world)
-    with reference.asked_ranks() as places:
+    with asked_ranks() as places:
         layouts = player.layouts()
     return [replace(layout, asks_rank=tuple(places)) for layout in layouts]
 
