@@ -232,7 +232,7 @@ def test_a_bound_that_says_nothing_is_no_evidence() -> None:
 
     def compared(spread: float, distance: float, movement: float = 0.1) -> AgainstOne:
         training = SimpleNamespace(
-            moved={"w": Moved(movement, 0.1)}, parameters=["w"], micro_batches=[[None]], evaluation=None
+            moved={"w": Moved(movement, 0.1)}, parameters=["w"], micro_batches=[[None]], rates=[[0.1]], evaluation=None
         )
         facts = SimpleNamespace(
             dtype="float64", from_one={"w": FromOne(distance, 0.1)}, counts=(), trainings={"sgd": [training]}
