@@ -32,6 +32,8 @@ def kubernetes(setup: Setup, given: RunOptions, kind: str, image: str, claim: st
 
 def slurm_script(given: SlurmOptions) -> tuple[Path, str]:
     """Returns the folder for the results of a training under Slurm, and its batch script."""
+    if not str(given.job).strip():
+        raise UserError("the name of the job is empty; give a job's name, or file.py:function")
     setup = given.setup(str(given.job))
     words = arguments(replace(given, init=file_of(given.init, "--init")), TrainOptions)
     results = (setup.out or results_folder.dated_folder(setup.job)).resolve()
