@@ -91,12 +91,11 @@ def threads_main(size: int, path: str) -> None:
     gpus = {*os.environ.get("SAMESTEP_DEVICES", "cpu").split(",")} - {"cpu"}
     folder, turns = Path(path).parent, Turns(size, sorted(gpus))
     # They stay open: a process that has a stack's file open can be asked for it.
-    files = [open_new(folder / f"stack-rank{rank}.txt", text=True) for rank in range(size)]
+    files = [open_new(folder / f"stack-rank{rank}.txt", buffering=0) for rank in range(size)]
 
     def write_stacks(*_: object) -> None:
         for rank, stack in turns.stacks().items():
-            files[rank].write(stack)
-            files[rank].flush()
+            files[rank].write(stack.encode())
 
     signal.signal(signal.SIGUSR1, write_stacks)
     # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.

@@ -295,6 +295,11 @@ def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], referen
     assert "clipping_never_acted" in [note.id for note in verdict.notes]
 
 
+def test_a_parameter_of_whole_numbers_is_compared(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), f"{OF_RANKS}:whole_numbers", "ddp")
+    assert (verdict.verdict, verdict.bitwise) == ("same", True), verdict
+
+
 def test_an_optimizer_that_moves_nothing_is_said(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
     notes = [note.id for note in prove(reference_rank, ranks(2), f"{OF_RANKS}:still", "ddp").notes]
     assert "own_optimizer_moves_nothing" in notes
@@ -302,7 +307,7 @@ def test_an_optimizer_that_moves_nothing_is_said(ranks: Callable[[int], Ranks], 
     assert verdict.verdict == "same" and "own_optimizer_moves_nothing" not in [note.id for note in verdict.notes]
 
 
-@pytest.mark.parametrize("name", ["loss_of_rank", "loss_of_size"])
+@pytest.mark.parametrize("name", ["loss_of_size_at_top", "loss_of_rank", "loss_of_size"])
 def test_a_job_that_asks_which_rank_it_is_is_told_so(
     name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:

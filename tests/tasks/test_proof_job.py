@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -78,3 +79,25 @@ def test_a_proof_leaves_the_tensors_alone_that_its_models_share() -> None:
     assert torch.equal(second[0].weight, torch.ones(4, 2)) and not views.any()
     assert first.rows.tolist() == [1, 1, 1, 0, 0, 0] and "row" not in first.state_dict()
     assert torch.equal(first[0].weight, first.features), "the two shared their memory before"
+
+
+def test_a_proof_leaves_a_models_counters_and_complex_numbers_as_they_are() -> None:
+    """A counter has a second name in a dict; rotary positions stay complex; numpy's views are other storages."""
+    table = np.arange(6, dtype=np.float32)
+
+    def model() -> nn.Module:
+        net = nn.Linear(2, 2)
+        net.register_buffer("count", torch.zeros((), dtype=torch.long))
+        net.counters = {"count": net.count}
+        net.register_buffer("positions", torch.tensor([1j, 2j]))
+        net.register_buffer("conjugate", net.positions.conj())
+        net.register_buffer("part", torch.from_numpy(table[:2]))
+        net.register_buffer("whole", torch.from_numpy(table))
+        return net
+
+    small = proof_job(replace(drawn(), model=model), ProveTask("sgd", 8, "float64", 2, 0.05)).model()
+    small.counters["count"].add_(1)
+    assert int(small.count) == 1
+    assert small.positions.tolist() == [1j, 2j] and small.conjugate.tolist() == [-1j, -2j]
+    assert small.whole.tolist() == [0, 1, 2, 3, 4, 5] and small.part.tolist() == [0, 1]
+    assert small.weight.dtype == torch.float64

@@ -6,6 +6,7 @@ Each script runs twice, alone and served. What it prints and how it ends is the 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -193,28 +194,33 @@ print(codes)
     assert (done.stdout, done.stderr) == ("{7}\n", "")
 
 
-@pytest.mark.parametrize("is_served", [True, False])
-def test_a_signal_that_comes_too_late_ends_no_process(is_served: bool, tmp_path: Path) -> None:
+AS_IT_ENDS = "libc = ctypes.CDLL(None); libc.on_exit(libc.sleep, None); print(flush=True); sys.exit(1)"
+AS_ANOTHER = (
+    "print(flush=True); os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(1); exit(1)'])"
+)
+
+
+@pytest.mark.parametrize("then", [AS_IT_ENDS, AS_ANOTHER], ids=["ends", "becomes another program"])
+@pytest.mark.parametrize("number", [SIGNAL, signal.SIGUSR1])
+def test_a_signal_that_comes_too_late_ends_no_process(number: signal.Signals, then: str, tmp_path: Path) -> None:
     """faulthandler gives signals back long before a process has ended: sleep(1) stands for what libraries then do. Sent
     by hand: whoever asks looks first whether the process handles the signal, and may be late by a moment."""
     script = f"""
-import ctypes, faulthandler, sys
+import ctypes, faulthandler, os, sys
 from pathlib import Path
 from samestep.world.processes import STACKS, write_stacks
-libc = ctypes.CDLL(None)
-libc.on_exit(libc.sleep, None)
-if {is_served}:
+if {number == SIGNAL}:
     write_stacks(Path(sys.argv[1], "stacks"), STACKS)
 else:
-    faulthandler.register(STACKS, file=sys.stderr)
-print(flush=True)
-sys.exit(1)
+    faulthandler.register({int(number)}, file=sys.stderr)
+{then}
 """
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout and process.stdout.readline()
         until = time.monotonic() + budget()
         while process.poll() is None and time.monotonic() < until:
-            process.send_signal(SIGNAL)
-            time.sleep(0.01)
+            process.send_signal(number)
+            time.sleep(0.001)
         process.kill()
-    assert process.returncode == (1 if is_served else -SIGNAL)
+    assert process.returncode == (1 if number == SIGNAL else -number)

@@ -185,7 +185,7 @@ class Comparison:
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
             for name, want, got in self._outside(case, names):
                 index, last = furthest(want, got), case.expected.last_step
-                yield case.divergence(quantity, float(want[index]), float(got[index]), step=last, tensor=name)
+                yield case.divergence(quantity, _shown(want[index]), _shown(got[index]), step=last, tensor=name)
 
     def _replicas(self, case: Case) -> Iterator[Divergence]:
         """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared. Of parts, which
@@ -393,7 +393,7 @@ def _gap(a: Any, b: Any) -> Any:
     """|a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask, or NaN, as in a table with
     missing values. NaN where one alone is NaN."""
     with np.errstate(invalid="ignore"):
-        difference = np.abs(a.astype(np.float64) - b.astype(np.float64))
+        difference = np.abs(_wide(a) - _wide(b))
         return np.where((a == b) | ((a != a) & (b != b)), 0.0, difference)
 
 
@@ -419,7 +419,7 @@ def max_of(distances: Iterable[float]) -> float:
 
 def _blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
     """Equal parts of flat arrays: temporary arrays of the largest tensors' size would need the memory of a model."""
-    flat = [array.reshape(-1) for array in arrays]
+    flat = [_as_real(array).reshape(-1) for array in arrays]
     return (tuple(array[first : first + BLOCK] for array in flat) for first in range(0, flat[0].size, BLOCK))
 
 
@@ -427,3 +427,18 @@ def furthest(want: Any, got: Any) -> tuple[int, ...]:
     """The index at which two arrays differ most."""
     gap = _gap(want, got)
     return tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape))
+
+
+def _wide(array: Any) -> Any:
+    """Values in the dtype of their kind with the most digits."""
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _shown(value: Any) -> float | str:
+    """A tensor's value as a divergence tells it."""
+    return str(complex(value)) if np.iscomplexobj(value) else float(value)
+
+
+def _as_real(array: Any) -> Any:
+    """Complex numbers as twice as many real ones; others as they are."""
+    return np.stack((array.real, array.imag), -1) if np.iscomplexobj(array) else array

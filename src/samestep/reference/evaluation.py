@@ -55,7 +55,8 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     again = of_engine if len(of_engine) < batches else index.tensor_split(batches + 1)
     sums_again = _sums(job, model, device, weighs, again) if twice and length > 1 else sums
     # What differs by more is further off than a comparison in this dtype allows.
-    precision = max(1e-9, 64 * torch.finfo(next(model.parameters()).dtype).eps)
+    dtype = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), torch.float32)
+    precision = max(1e-9, 64 * torch.finfo(dtype).eps)
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     weight = sums.pop(WEIGHT)

@@ -49,6 +49,8 @@ class Noise:
         """Moves tensors in place, a part after the other. data: as far as the rows' values, as the first weights."""
         with torch.no_grad():
             for tensor in tensors:
+                if not (tensor.is_floating_point() or tensor.is_complex()):
+                    continue
                 for part in tensor.view(-1).split(AT_ONCE) if tensor.is_contiguous() else (tensor,):
                     part.mul_(self._factors(part, self.eps_of_data if data else self.eps))
 

@@ -78,9 +78,8 @@ def line_of(error: Exception) -> str:
 
 def play_reference(plan: ReferencePlan, world: World) -> list[ReferenceLayoutRecord]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
-    player = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world)
     with asked_ranks() as places:
-        layouts = player.layouts()
+        layouts = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world).layouts()
     return [replace(layout, asks_rank=tuple(places)) for layout in layouts]
 
 

@@ -66,7 +66,7 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     )
     small = replace(
         job,
-        model=lambda: with_own_tensors(job.model()).to(dtype),
+        model=lambda: _in_dtype(with_own_tensors(job.model()), dtype),
         collate=_with_cast(job.collate, dtype),
         evaluation_collate=_with_cast(job.evaluation_collate, dtype),
         augment=_with_cast(job.augment, dtype),
@@ -93,26 +93,35 @@ def proof_job(job: Job, training: ProveTask) -> Job:
     return with_recipes(small, lambda recipe: _sgd(recipe, training.sgd_lr))
 
 
+def _in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Casts a model's floating-point tensors, where a dtype is given. Not complex ones, such as rotary positions, which
+    Module.to would make real."""
+    if dtype is None:
+        return model
+    cast: nn.Module = model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return cast
+
+
 def with_own_tensors(model: nn.Module) -> nn.Module:
-    """Gives a model's parameters and buffers memory of their own, and returns it.
+    """Gives a model's floating-point parameters and buffers memory of their own, and returns it.
 
     A job's file may hold tensors that each of its models takes as they are, as a graph's features in a buffer or
     pretrained vectors in an embedding. What one training of a proof writes there, the next one would begin with.
     """
     parameters = [parameter for parameter in model.parameters() if _is_plain(parameter.data)]
     buffers = [buffer for buffer in model.buffers() if _is_plain(buffer)]
-    sharing = Counter(tensor.untyped_storage().data_ptr() for tensor in (*parameters, *buffers))
+    views = Counter(tensor.untyped_storage()._cdata for tensor in (*parameters, *buffers))
     copies: dict[int, torch.UntypedStorage] = {}
 
     def own(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if sharing[storage.data_ptr()] == 1:
-            return tensor.detach().clone()
+        if views[storage._cdata] == 1 or tensor.is_conj() or tensor.is_neg():
+            return tensor.detach().resolve_conj().resolve_neg().clone()
         # Views of one another stay so.
-        if storage.data_ptr() not in copies:
-            copies[storage.data_ptr()] = storage.clone()
+        if storage._cdata not in copies:
+            copies[storage._cdata] = storage.clone()
         place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(copies[storage.data_ptr()], *place)
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(copies[storage._cdata], *place)
 
     for parameter in parameters:
         parameter.data = own(parameter.data)
@@ -124,8 +133,11 @@ def with_own_tensors(model: nn.Module) -> nn.Module:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's values lie in its own storage and nowhere else."""
-    return type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type != "meta"
+    """Whether a tensor's values lie in its storage, and are no whole numbers: a model counts in these, also by other
+    names that it has for the same tensor."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+        return False
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:

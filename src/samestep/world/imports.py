@@ -40,10 +40,15 @@ def hiding_files(folder: Path) -> list[Path]:
     return [Path(file) for name, file in loaded.items() if file and Path(file) in places[name]]
 
 
+# Which Python has imported before it looks at the folder of a script.
+AT_START = {"_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath", "io", "ntpath", "os"}
+AT_START |= {"posixpath", "site", "stat", "zipimport", *sys.builtin_module_names}
+
+
 def forget_hidden_modules(folder: Path) -> None:
     """Forgets modules of Python's standard library whose names files of a script's folder have: the script imports its
     own, as in a process that has imported nothing before."""
-    for name in sys.stdlib_module_names - set(sys.builtin_module_names):
+    for name in sys.stdlib_module_names - AT_START:
         if name in sys.modules and ((folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists()):
             del sys.modules[name]
 

@@ -33,8 +33,9 @@ from samestep.world.regular_files import open_new
 COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
 # Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-# On which a rank of a script that is not ours writes its stacks. SIGUSR1 is the script's own: Slurm may send it.
-STACKS = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
+# On which a rank of a script that is not ours writes its stacks. The system ignores it where nothing handles it, so it
+# ends no process that has just become another program. SIGUSR1 is the script's own: Slurm may send it.
+STACKS = signal.SIGURG
 _stack_files: list[IO[str]] = []  # open as long as the process lives
 CHILD_S = 1.0  # how long a child has to end after a signal
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
