@@ -12,9 +12,12 @@ import pytest
 
 import samestep
 from samestep.commands import cli
+from samestep.commands.command_options import SlurmOptions
 from samestep.commands.options import Options, arguments
 from samestep.commands.other_machines import MAY_DIFFER, options_of
+from samestep.commands.submit import slurm_script
 from samestep.commands.training_options import LOGS, TrainOptions
+from samestep.errors import UserError
 from samestep.rank import listeners
 from samestep.records.plan import EvaluateTask, RunTask
 
@@ -97,3 +100,24 @@ def test_every_field_is_an_option_and_an_argument(command: str) -> None:
     assert names <= asked and names <= set(inspect.signature(samestep.run).parameters)
     machines = {field.name for field in fields(samestep.MachineOptions)}
     assert machines <= asked if command == "run" else machines & asked == {"threads"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"best": ":max"},
+        {"best": "loss:most"},
+        {"best": "loss", "evaluate_every": 0},
+        {"log": ("cvs",)},
+        {"on_nan": "go on"},
+        {"checkpoint_every": "x"},
+        {"profile": "steps="},
+        {"spot_check": "always"},
+    ],
+    ids=lambda given: "_".join(given),
+)
+def test_a_batch_system_is_given_no_value_that_no_job_takes(given: dict[str, Any]) -> None:
+    """The job would refuse it in hours, when its turn has come. Whether it has such a metric is not known here."""
+    with pytest.raises(UserError):
+        slurm_script(SlurmOptions(job="digits", **given))
+    assert slurm_script(SlurmOptions(job="digits", best="a_metric_of_the_job", log=("wandb",)))

@@ -6,6 +6,7 @@ import csv
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from command import TESTS, samestep
 from conformance.table import EXACT
 from ranks import skip_unless_here
 from samestep.commands.progress import TimeLeft
-from samestep.commands.training_options import _check_logs
+from samestep.commands.training_options import TrainOptions
 from samestep.errors import UserError
 from samestep.job import StepInfo
 from samestep.rank.listeners import Called, Listeners, TensorBoard, Wandb
@@ -98,7 +99,7 @@ def test_a_step_is_told_when_its_loss_is_read(capsys: pytest.CaptureFixture[str]
 def test_a_log_that_cannot_be_is_refused(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samestep.commands.training_options.find_spec", lambda _: None)
     with pytest.raises(UserError) as error:
-        _check_logs(("csv", name))
+        TrainOptions(log=("csv", name)).plan(SimpleNamespace(metrics={}, pretrained=()))
     assert str(error.value) == says
 
 

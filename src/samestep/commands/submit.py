@@ -22,6 +22,7 @@ DECIDED = ("out", "launcher", "hosts", "port", "node_rank", "master_addr")
 
 def kubernetes(setup: Setup, given: RunOptions, kind: str, image: str, claim: str) -> str:
     """Returns the manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they set."""
+    given.check_values()
     words = arguments(given, RunOptions, without=(*WRITTEN, *DECIDED))
     for flag in arguments(given, RunOptions, without=WRITTEN):
         if flag not in words:
@@ -34,6 +35,7 @@ def slurm_script(given: SlurmOptions) -> tuple[Path, str]:
     """Returns the folder for the results of a training under Slurm, and its batch script."""
     if not str(given.job).strip():
         raise UserError("the name of the job is empty; give a job's name, or file.py:function")
+    given.check_values()
     setup = given.setup(str(given.job))
     words = arguments(replace(given, init=file_of(given.init, "--init")), TrainOptions)
     results = (setup.out or results_folder.dated_folder(setup.job)).resolve()

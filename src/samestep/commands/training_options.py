@@ -120,31 +120,51 @@ class TrainOptions(Options):
 
     mesh: MeshOption = ""
 
+    @property
+    def _epochs_between_evaluations(self) -> int:
+        if self.evaluate_every is not None:
+            return self.evaluate_every
+        return 0 if self.evaluate_steps else 1
+
+    def check_values(self) -> None:
+        """Raises UserError for values that no job takes: before a batch system is given them."""
+        name, _, direction = self.best.partition(":")
+        if self.best and not name:
+            raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
+        if direction not in ("", "min", "max"):
+            raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
+        if (name or self.patience) and not (self._epochs_between_evaluations or self.evaluate_steps):
+            raise UserError(
+                "--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more"
+            )
+        if self.patience and not name:
+            raise UserError("--patience needs a metric; name it with --best")
+        for log in names(self.log, "--log"):
+            if log not in LOGS:
+                hint = nearest_name(log, list(LOGS))
+                raise UserError(message("option_has_no_such_value", flag="--log", value=log, hint=hint))
+        if self.on_nan not in ("stop", "skip"):
+            raise UserError(f"--on-nan {self.on_nan}: give stop or skip")
+        if self.checkpoint_every:
+            _every(self.checkpoint_every)
+        if self.profile:
+            _profile(self.profile)
+        if self.spot_check:
+            _spot_check(self.spot_check)
+
     def plan(self, job: JobFacts) -> RunTask:
         """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
         from samestep.records.plan import RunTask
 
+        self.check_values()
         name, _, direction = self.best.partition(":")
-        if self.best and not name:
-            raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
         if name and not job.metrics:
             raise UserError(
                 f"--best {self.best}: the job has no evaluation that computes it; give it Job(evaluation=…)"
             )
         if name and name not in job.metrics:
             raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
-        if direction not in ("", "min", "max"):
-            raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
-        every = self.evaluate_every if self.evaluate_every is not None else 0 if self.evaluate_steps else 1
-        if (name or self.patience) and not (every or self.evaluate_steps):
-            raise UserError(
-                "--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more"
-            )
-        if self.patience and not name:
-            raise UserError("--patience needs a metric; name it with --best")
-        _check_logs(logs := names(self.log, "--log"))
-        if self.on_nan not in ("stop", "skip"):
-            raise UserError(f"--on-nan {self.on_nan}: give stop or skip")
+        _check_installed(logs := names(self.log, "--log"))
         export = Path(self.export).resolve() if self.export else None
         if export:
             _check_export(export, job.pretrained)
@@ -154,7 +174,7 @@ class TrainOptions(Options):
             weights="",
             init=init,
             init_sha256=digest_of(Path(init)) if init else None,
-            every=every,
+            every=self._epochs_between_evaluations,
             every_steps=self.evaluate_steps or 0,
             best=(name, direction or job.metrics[name]) if name else None,
             patience=self.patience,
@@ -246,11 +266,9 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
     _check_writable(existing / folder.name, "--export", f"{existing} is a file; give a folder in another one")
 
 
-def _check_logs(names: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in LOGS:
-            hint = nearest_name(name, list(LOGS))
-            raise UserError(message("option_has_no_such_value", flag="--log", value=name, hint=hint))
+def _check_installed(logs: tuple[str, ...]) -> None:
+    """Raises UserError where a log's package is not installed."""
+    for name in logs:
         if LOGS[name] and find_spec(LOGS[name]) is None:
             raise UserError(
                 f"--log {name} needs the package {LOGS[name]}, which is not installed: pip install 'samestep[{name}]'"
