@@ -36,8 +36,7 @@ def module_arguments(module: str) -> tuple[str, ...]:
 def hiding_files(folder: Path) -> list[Path]:
     """Returns the files of a folder that were imported in place of modules of Python's standard library."""
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(sys.stdlib_module_names)}
-    places = {name: (folder / f"{name}.py", folder / name / "__init__.py") for name in loaded}
-    return [Path(file) for name, file in loaded.items() if file and Path(file) in places[name]]
+    return [Path(file) for name, file in loaded.items() if file and Path(file) in _places(folder, name)]
 
 
 # Which Python has imported before it looks at the folder of a script.
@@ -49,8 +48,13 @@ def forget_hidden_modules(folder: Path) -> None:
     """Forgets modules of Python's standard library whose names files of a script's folder have: the script imports its
     own, as in a process that has imported nothing before."""
     for name in sys.stdlib_module_names - AT_START:
-        if name in sys.modules and ((folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists()):
+        if name in sys.modules and any(place.exists() for place in _places(folder, name)):
             del sys.modules[name]
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    """Returns the files of a folder that a module of this name is imported from."""
+    return folder / f"{name}.py", folder / name / "__init__.py"
 
 
 PACKAGE = str(Path(__file__).parents[1])

@@ -85,8 +85,8 @@ def _ends_by_itself(child: psutil.Process) -> bool:
 def write_stacks(path: Path, number: int) -> None:
     """Makes this process write its threads' stacks into a file on a signal. To be called in a script that is not ours.
 
-    Does nothing where the script handles the signal, or where this is not the main thread. The signal is ignored, not
-    handled by default, once faulthandler has given it back: it does so long before the process ends.
+    Does nothing where the script handles the signal, or where this is not the main thread. number: a signal that ends
+    no process where nothing handles it: faulthandler gives it back long before the process ends.
     """
     if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
         return
@@ -94,7 +94,6 @@ def write_stacks(path: Path, number: int) -> None:
         return
     file = open_new(path, text=True)
     _stack_files.append(file)
-    signal.signal(number, signal.SIG_IGN)
     faulthandler.register(number, file=file, all_threads=True)
 
 
