@@ -16,7 +16,7 @@ PYTEST_MORE =
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --quick --launcher fork --rounds 3 --measured-steps 8 --warmup-steps 3
 
-.PHONY: demo test check full lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
+.PHONY: demo test check full golden lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
 .PHONY: proof-cost hangs watchdog kills checkpoint-faults museum museum-pins clean
 
 demo: $(VENV)/.demo
@@ -31,6 +31,13 @@ check: $(VENV)/.tested
 # What make check leaves out of its products: each engine with each job, each fault in each script, …
 full: $(VENV)/.tested
 	$(BIN)/python -m pytest -m full $(PYTEST_CHECK)
+
+# Runs a drawn tenth of every corpus, and compares what samestep says with tests/golden/expected.jsonl. WHOLE=1: all of
+# it. ONLY='WORDS': cases with one of these in their names. CHECKOUTS=FOLDER: public scripts, too. ACCEPT='NAMES': takes
+# what the last run has found of these cases as what is expected.
+golden: $(VENV)/.tested
+	$(BIN)/python tests/golden/run.py $(if $(ACCEPT),--accept $(ACCEPT)) $(if $(WHOLE),--whole) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(CHECKOUTS),--checkouts $(CHECKOUTS))
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .

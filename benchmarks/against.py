@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,41 +22,31 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from against.changes import NOISE, PLANTED, REFACTORED, Planted, Refactored
-from against.plant import change, committed, first_change, named_by, results_of
+from against.changes import PLANTED, REFACTORED, Planted, Refactored
+from against.plant import first_change, named_by, results_of, words_of
 from fork_servers import fork_servers
+from user_command import ended
 
 PATIENCE_S = 180
 
 
 def compared(changed: Planted | Refactored, folder: Path) -> dict[str, Any]:
-    committed(folder)
-    is_planted = isinstance(changed, Planted)
-    change(folder, (*NOISE, *changed.edits) if is_planted else changed.edits, getattr(changed, "moves", ()))
-    command = [sys.executable, "-m", "samestep", "check", "--against", "main", "--nproc", "2", "--launcher", "fork"]
     began = time.monotonic()
-    done = subprocess.run(
-        [*command, "--json", "train.py", *changed.arguments.split()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    row: dict[str, Any] = {"name": changed.name, "planted": is_planted, "code": done.returncode}
+    done = ended(words_of(changed, folder), folder, cwd=folder, limit_s=PATIENCE_S)
+    row: dict[str, Any] = {"name": changed.name, "planted": isinstance(changed, Planted), "code": done.code}
     row["seconds"] = round(time.monotonic() - began, 1)
-    if done.returncode not in (0, 1, 3) or not done.stdout:
-        return {**row, "right": False, "error": done.stderr[-400:]}
-    results = results_of(done.stdout)
+    if done.code not in (0, 1, 3) or not done.output:
+        return {**row, "right": False, "error": done.error[-400:]}
+    results = results_of(done.output)
     first, question = results.first_divergence, named_by(results)
     row["answer"], row["question"] = results.answer, question
     row["bitwise"] = [f.message.id for f in results.findings if f.question in ("gradient", "weights")]
     if isinstance(changed, Refactored):
-        return {**row, "right": done.returncode == 0, "step": first.step if first else None}
+        return {**row, "right": done.code == 0, "step": first.step if first else None}
     found = next((finding for finding in results.findings if first and finding.divergence == first), None)
     place = first_change(results)
     row["step"] = first.step if first else None
-    row["caught"] = done.returncode == 1
+    row["caught"] = done.code == 1
     row["named"] = question in changed.questions and row["step"] == changed.step
     row["both sides"] = bool(found and found.sites and found.expected_sites)
     row["lines"] = bool(place and changed.line in place.text)

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from against.changes import Edits, Moves, edits_of, tomllib
 from against.plant import change, first_change, git, named_by, results_of
 from against.public_cases import AGAINST_CASES
+from planting import plant_in_files
 from recorder.public import STANDINS, server, taken
-from recorder.public import edited as with_sizes
 from recorder.public_scripts.case import Case
 
 CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
@@ -86,7 +86,7 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     before = case if not changed.commits else dataclasses.replace(case, commit=changed.commits[0])
     taken(before, checkouts, folder)
-    with_sizes(case, folder, (*case.sizes, *(case.edits if not changed.commits else ())))
+    plant_in_files(folder, (*case.sizes, *(case.edits if not changed.commits else ())), case.script)
     # Made data may stand in the place of a file of the repository's.
     if case.prepare and not changed.commits:
         case.prepare(folder)
@@ -98,7 +98,7 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
             if path.name != ".git":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         taken(dataclasses.replace(case, commit=changed.commits[1]), checkouts, folder)
-        with_sizes(case, folder, case.sizes)
+        plant_in_files(folder, case.sizes, case.script)
         git(folder, "add", "-A")
     change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits), changed.moves)
     if case.prepare and changed.commits:

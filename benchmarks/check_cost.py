@@ -22,7 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from recorder.public import STANDINS, edited, taken
+from planting import plant_in_files
+from recorder.public import STANDINS, taken
 from recorder.public_scripts import CASES
 from recorder.public_scripts.case import Case
 
@@ -57,7 +58,7 @@ def seconds(way: str, case: Case, checkouts: Path, steps: int) -> float:
         folder = Path(name, "script")
         folder.mkdir()
         taken(case, checkouts, folder)
-        edited(case, folder, (*case.sizes, *case.edits))
+        plant_in_files(folder, (*case.sizes, *case.edits), case.script)
         if case.prepare:
             case.prepare(folder)
         env = os.environ | dict(case.env) | {"STANDINS": " ".join(case.before), "OMP_NUM_THREADS": "1"}

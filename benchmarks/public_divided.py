@@ -19,8 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from recorder.public import checked, edited, plays, server, taken
-from recorder.public_scripts.case import Case, Edit, Plant
+from planting import Edit, plant_in_files
+from recorder.public import checked, plays, server, taken
+from recorder.public_scripts.case import Case, Plant
 from recorder.public_scripts.divided import DIVIDED
 from samestep.records.findings import CheckResults
 
@@ -63,7 +64,7 @@ def played(case: Case, name: str, fault: Plant | None, edits: Sequence[Edit], ch
     """Returns the row of a run, and its raw results."""
     with tempfile.TemporaryDirectory(prefix="samestep-public-") as folder:
         taken(case, checkouts, Path(folder))
-        edited(case, Path(folder), edits)
+        plant_in_files(Path(folder), edits, case.script)
         began = time.monotonic()
         results = checked(case, Path(folder), dict(case.env))
         seconds = round(time.monotonic() - began, 1)

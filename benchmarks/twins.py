@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,8 +26,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "twins"))
@@ -41,6 +36,7 @@ from corpus.twin import SCRIPTS, Fault, Healthy, Twin, file_of, text_of
 
 from budget import budget
 from fork_servers import fork_servers
+from user_command import end_processes, ended
 
 RECORD, TABLE, PLAIN = "twins.jsonl", "table.md", "plain.jsonl"
 HANGS = 180  # imports of torch, in whose time a check that has not ended counts as hanging
@@ -59,45 +55,22 @@ def planted(twin: Twin, folder: Path) -> Path:
     return script
 
 
+def words_of(twin: Twin, script: Path, out: Path, nproc: int) -> list[str]:
+    """Returns what is typed after `samestep`, in the script's folder."""
+    steps = ["--steps", str(STEPS[twin.script])] if twin.script in STEPS else []
+    options = ["--nproc", str(nproc), "--launcher", "fork", "--json", "--stall", STALL_S, *steps]
+    return ["check", *options, "--out", str(out), script.name, *twin.arguments.split()]
+
+
 def checked(twin: Twin, nproc: int) -> Row:
     """Checks a twin in a folder of its own, and ends what a check that hangs has left."""
     with tempfile.TemporaryDirectory(prefix="samestep-twin-") as temporary:
         folder = Path(temporary)
         script = planted(twin, folder)
-        steps = ["--steps", str(STEPS[twin.script])] if twin.script in STEPS else []
-        options = ["--nproc", str(nproc), "--launcher", "fork", "--json", "--stall", STALL_S, *steps]
-        command = [sys.executable, "-m", "samestep", "check", *options, "--out", str(folder / "record"), script.name]
+        words = words_of(twin, script, folder / "record", nproc)
         began = time.monotonic()
-        process = subprocess.Popen(
-            [*command, *twin.arguments.split()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=script.parent,
-            env=os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        try:
-            output, error = process.communicate(timeout=budget(HANGS))
-            end = "ended"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                output, error = process.communicate(timeout=15)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                output, error = process.communicate()
-            end = "hangs"
-        end_processes(folder)
-        seconds = round(time.monotonic() - began, 1)
-        return judged(twin, process.returncode if end == "ended" else None, output, error, seconds)
-
-
-def end_processes(folder: Path) -> None:
-    """Ends the processes that work in a folder: ranks that a hanging script has started itself."""
-    for process in psutil.process_iter(["cwd"]):
-        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(folder):
-            process.kill()
+        done = ended(words, folder, cwd=script.parent, limit_s=budget(HANGS))
+        return judged(twin, done.code, done.output, done.error, round(time.monotonic() - began, 1))
 
 
 def kept(record: Path | None) -> list[Row]:

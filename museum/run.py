@@ -104,7 +104,7 @@ def is_named(exhibit: Exhibit, wrong: Said) -> bool:
 def said(exhibit: Exhibit, version: str) -> Said:
     """Runs one version."""
     with tempfile.TemporaryDirectory(prefix="samestep-museum-") as folder:
-        done = _command(exhibit, version, Path(folder))
+        done = ended(exhibit, version, Path(folder))
     if not done.stdout.startswith("{"):
         return Said("failed", note=" ".join((done.stderr or done.stdout).replace(folder, "").split())[-300:])
     results = json.loads(done.stdout)
@@ -133,7 +133,7 @@ def _of_proof(results: object) -> Said:
     return Said(answer, first.quantity, first.step, str(first.cause))
 
 
-def _command(exhibit: Exhibit, version: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def ended(exhibit: Exhibit, version: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command of an exhibit on one version, in this folder; of 'diff' both checks before it."""
     environment = dict(os.environ)
     if exhibit.pins.get(version):  # a server of its own imports the old packages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -50,13 +51,20 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it.
 
-    Those files come first that took longest when the lane was measured, so that the processes end together.
+    Files that may not be left out come first. Of the others those come first that were not there when the lane was
+    measured, then those that took longest, so that the processes end together.
     """
     if config.pluginmanager.hasplugin(RANK):
         return  # a rank's test has its own
     records = sorted(RECORDS.glob("tests_*/check.json"))
     seconds = json.loads(records[-1].read_text())["seconds_of_files"] if records else {}
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
+    always = config.getoption("--always")
+
+    def place(item: pytest.Item) -> tuple[bool, float]:
+        file = item.nodeid.partition("::")[0]
+        return file not in always, -seconds.get(file, math.inf)
+
+    items.sort(key=place)
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(budget(SLOWEST_TEST_IMPORTS)))

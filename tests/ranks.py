@@ -26,7 +26,7 @@ from samestep.launch import stacks
 from samestep.launch.fork_client import SOCKETS
 from samestep.launch.supervise import clear_stale_locks
 from samestep.proof.hypotheses import with_tried_cause
-from samestep.proof.judge import judge
+from samestep.proof.judge import judge, judge_by_draws
 from samestep.proof.plan import (
     AS_NUMERICS,
     AS_OWN,
@@ -306,7 +306,7 @@ def proof_plan(
 ) -> Plan:
     """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
     facts = facts or engine_facts(engine, replicas)
-    asked = trainings(facts, as_played(expectation), 8, replicas, own=as_played(own) if own else None)
+    asked = trainings(facts, as_played(expectation), 8, replicas, own_dtype=as_played(own) if own else None)
     return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked, mesh=facts.mesh)
 
 
@@ -393,9 +393,18 @@ def judged(
     """The verdict on what `train` records. reference: of the engine's layouts, in their order. also: as above. replay:
     has the reference try the causes of a difference; None: it is not tried."""
     assert facts.numerics
-    numerics = Expectation(reference, 1) if facts.numerics.lossy else None
-    loop, own = Expectation(reference, 0), Expectation(reference, 1) if also == OWN_DTYPE else None
+    is_lossy = facts.numerics.lossy
+
+    def expected(draws: Record) -> tuple[Expectation, Expectation | None, Expectation | None]:
+        second = Expectation(draws, 1) if is_lossy or also == OWN_DTYPE else None
+        return Expectation(draws, 0), second if is_lossy else None, second if also == OWN_DTYPE else None
+
+    def judge_by(draws: Record) -> Verdict:
+        loop, numerics, own = expected(draws)
+        return judge(loop, record, numerics, own)
+
+    loop, numerics, own = expected(reference)
     record = train(loop, own)
-    verdict = judge(loop, record, numerics, own)
+    verdict = judge_by_draws(reference, judge_by, replay) if replay else judge_by(reference)
     expectations = {"{}": loop, AS_NUMERICS: numerics, AS_OWN: own}
     return with_tried_cause(verdict, expectations, record, "", replay) if replay else verdict

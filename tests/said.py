@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from samestep.errors import SamestepError, UserError, message_in
 from samestep.message import Message, plain_field
+from samestep.report.language import OPTIONAL, names_of, templates_of, text
 
 
 def says(said: Message | None, identity: str, **fields: Any) -> None:
@@ -26,6 +27,22 @@ def refuses(identity: str, kind: type[SamestepError] = UserError, **fields: Any)
     with pytest.raises(kind) as raised:
         yield
     says(raised.value.message, identity, **fields)
+
+
+def tells(printed: str, identity: str, **fields: Any) -> bool:
+    """Returns whether a text that a user reads holds the English sentence of this id, with these fields; other fields
+    may be anything."""
+    templates = templates_of(identity)
+    assert templates is not None, f"{identity} has no sentence"
+    known = {name: f"\0{name}\0" for name in names_of(templates["en"])} | Message(identity, fields).fields
+    whole = re.escape(text(Message(identity, known), "en"))
+    short = re.escape(text(Message(identity, {name: known[name] for name in _required(templates["en"], fields)}), "en"))
+    return any(re.search(re.sub("\0.*?\0", ".*?", pattern), printed) for pattern in (whole, short))
+
+
+def _required(template: str, fields: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the fields outside of a template's optional parts, and of those that are given."""
+    return names_of(OPTIONAL.sub("", template)) | {*fields}
 
 
 def said_by_ranks(printed: str, kind: str = r"\w+") -> Message:

@@ -126,6 +126,7 @@ def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path)
     assert "same step" in done.stdout
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["images.py", "graph.py"])
 def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(SCRIPTS[name])
@@ -152,6 +153,7 @@ def test_the_code_of_python_md_runs(tmp_path: Path) -> None:
     assert "left: []" in done.stdout
 
 
+@pytest.mark.check
 def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> None:
     (tmp_path / "my_job.py").write_text(next(block for page, block in JOBS if page.name == "README.md"))
     for begin in ("samestep run my_job.py --engine", "samestep evaluate"):
@@ -164,6 +166,7 @@ def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> No
     assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()
 
 
+@pytest.mark.check
 def test_the_test_of_testing_md_passes(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(# test_sum\.py\n.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.S)
     (tmp_path / "test_sum.py").write_text(block)
@@ -196,6 +199,7 @@ def _documented() -> list[str]:
     return sorted(command for command in commands if command.isascii())  # else a sentence that begins with the name
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("depth", [[], pytest.param(["--whole"], marks=pytest.mark.check)], ids=["engines", "whole"])
 def test_commands_with_other_values_start_or_are_refused_in_a_sentence(depth: list[str], tmp_path: Path) -> None:
     """Each number one less, one more, none and huge; each engine and axis another; each option left out."""

@@ -193,7 +193,7 @@ AS_THEY_ARE = {
     "recorder/replay_player.py": "what the ranks of this command have kept",
     "commands/ask_worker.py": "the worker's log",
     "doctor/fleet.py": "the doctor's own logs",
-    "report/language.py": "samestep's own sentences",
+    "records/toml_files.py": "samestep's own tables and sentences",
     "commands/results_folder.py": "samestep's own sources",
     "records/monitor.py": "the samples that this command has written",
     "commands/training_options.py": "one of which is_file is true",

@@ -47,9 +47,8 @@ def test_a_run_has_few_verbs() -> None:
 
 def test_commands() -> None:
     names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert (
-        " ".join(names) == "compare verify run evaluate slurm collectives engines doctor runs check monitor diff eject"
-    )
+    expected = "compare verify run evaluate slurm collectives engines doctor runs check monitor diff explain eject"
+    assert " ".join(names) == expected
 
 
 def test_a_job_needs_five_fields() -> None:

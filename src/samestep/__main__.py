@@ -34,12 +34,12 @@ def hidden_modules() -> list[str]:
     import sysconfig  # not at the top: it could be one of the hidden ones
     from importlib.machinery import PathFinder
 
-    own = sysconfig.get_path("stdlib")
-    before = sys.path[: sys.path.index(own)] if own in sys.path else sys.path
+    stdlib = sysconfig.get_path("stdlib")
+    before = sys.path[: sys.path.index(stdlib)] if stdlib in sys.path else sys.path
     names = sys.stdlib_module_names - set(sys.builtin_module_names)
     specs = (PathFinder.find_spec(name, before) for name in sorted(names))
     origins = (str(spec.origin) for spec in specs if spec and spec.has_location)
-    return [origin for origin in origins if not origin.startswith(own)]
+    return [origin for origin in origins if not origin.startswith(stdlib)]
 
 
 if __name__ == "__main__":

@@ -113,12 +113,14 @@ def nearest_engine(word: str, known: list[str]) -> Message:
     return message("engine_of_another_name", engine=engine) if engine in known else nearest_name(word, known)
 
 
-def nearest_name(word: str, known: list[str]) -> Message:
-    """Returns a hint for an unknown name: the closest known name, or all of them."""
+def nearest_name(word: str, known: list[str], otherwise: Message | None = None) -> Message:
+    """Returns a hint for an unknown name: the closest known name; without one `otherwise`, or all names."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)
-    return message("did_you_mean", name=close[0]) if close else message("known_names", names=known)
+    if close:
+        return message("did_you_mean", name=close[0])
+    return otherwise or message("known_names", names=known)
 
 
 def nearest(word: str, known: list[str]) -> str:
@@ -141,11 +143,11 @@ def printable(text: object, limit: int = LONGEST_LINE, *, lines: bool = False) -
     What would act on a terminal or a page is written as its escape. Longer texts are cut at `limit`, and end in '…'.
     lines: newlines and tabs stay, for text of several lines.
     """
-    whole = text if isinstance(text, str) else str(text)
-    shown = whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
-    if shown.isprintable():
-        return shown
-    return "".join(_visible(character) if _acts(character, lines) else character for character in shown)
+    full_text = text if isinstance(text, str) else str(text)
+    shortened = full_text if len(full_text) <= limit else f"{full_text[: limit - 1]}…"
+    if shortened.isprintable():
+        return shortened
+    return "".join(_visible(character) if _acts(character, lines) else character for character in shortened)
 
 
 def _acts(character: str, lines: bool) -> bool:

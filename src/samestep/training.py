@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,15 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, MicroBatch
 from samestep.job.module_outputs import ModuleOutputs
-from samestep.rank.checkpoint_state import Fragment, Position, Saving
+from samestep.rank.checkpoint_state import Fragment, Saving
 from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.evaluate import EvaluationSchedule, Evaluator
-from samestep.rank.graceful_stop import Stop
-from samestep.rank.guards import Guards, OnNaN, ReplicaGuard
+from samestep.rank.evaluate import Evaluations, EvaluationSchedule, Evaluator
+from samestep.rank.graceful_stop import NoStop, Stop
+from samestep.rank.guards import ON_NAN, Guards, ReplicaGuard
 from samestep.rank.listeners import Listeners, Progress, ProgressReport
-from samestep.rank.meter import Meter, StepProfile
+from samestep.rank.meter import Meter
 from samestep.rank.observer import Observer
+from samestep.rank.parts import Part
 from samestep.rank.shards import full_state_dict
 from samestep.rank.spot_check import SpotChecks
 from samestep.rank.step import (
@@ -41,11 +42,12 @@ from samestep.rank.step import (
     with_weights,
 )
 from samestep.rank.step_costs import StepCosts
+from samestep.rank.step_profile import StepProfile
 from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.record import TrainingRecord
 from samestep.world import World
-from samestep.world.heartbeat import BACKWARD, BUILDING, CHECKPOINT, FORWARD, LOADING, heartbeat
+from samestep.world.heartbeat import BACKWARD, BUILDING, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 
@@ -87,22 +89,36 @@ class Run:
         self.schedule = replace(schedule_of(job, world.replicas), played=played, fewest=micro_batches)
         self.count = StepCount()
         self.meter = Meter(world.rank, world.device)
-        self._on_nan = OnNaN[guards.on_nan](self.schedule, world, self.meter) if guards else None
-        self._replicas = ReplicaGuard(world, guards.replicas) if guards and guards.replicas else None
         self.began_at: float | None = None
         self.micro_batch: MicroBatch | None = None  # of the latest call of loss()
         self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
-        self._observer = Observer(world) if observe else None
-        self._progress = ProgressReport(progress)
-        self._stop, self._evaluator, self._listeners = stop, evaluator, listeners
-        self._saving = Saving(job, world, checkpoints) if checkpoints else None
-        self._spot_checks = spot_checks
-        self._profile = profile or StepProfile(world)
-        self._costs, self._outputs = costs, outputs
-        self._model: nn.Module | None = None
-        self._ema: Ema | None = None
+        self.model: Any = None  # until register()
+        self.optimizer: Any = None
+        self.scaler: GradScaler | None = None
+        self.ema: Ema | None = None
+        self.left_out = False
+        self.evaluation_schedule: EvaluationSchedule | None = None
         self._forward = ForwardPass(job, world)
-        self._evaluation_schedule: EvaluationSchedule | None = None
+        self.carried = self._forward.carried
+        self.stateful: dict[str, Any] = {}
+        self._stop, self._evaluator, self._listeners, self._outputs = stop or NoStop(), evaluator, listeners, outputs
+        self._observer = Observer(world) if observe else None
+        self._saving = Saving(job, world, checkpoints) if checkpoints else None
+        wanted: list[Part | None] = [
+            profile,
+            costs,
+            ON_NAN[guards.on_nan]() if guards else None,
+            spot_checks,  # before the job's functions and an evaluation, which may change what a step has made
+            listeners,
+            Evaluations(evaluator, self._stop, listeners) if evaluator else None,
+            ReplicaGuard(world, guards.replicas) if guards and guards.replicas else None,
+            ProgressReport(progress) if progress else None,
+            self._observer,
+            self._saving,  # last: a checkpoint holds what an evaluation has changed
+        ]
+        self._parts = [part for part in wanted if part]
+        for part in self._parts:
+            part.training = self
 
     def register(
         self,
@@ -120,38 +136,27 @@ class Run:
         scheduler: the learning-rate scheduler that the loop steps. scaler: of the loss, in fp16.
         state: returns the full state dict; None: the module's own, with its shards gathered.
         """
-        self._model = model
-        if self._costs:
-            self._costs.register(model, optimizer)
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
         if self._outputs:
             self._outputs.begin(model)
         if self._evaluator:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self.job.scheduler and self.job.scheduler.every == "evaluation":
-            self._evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
+            self.evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
+        self.stateful = {
+            "scheduler": scheduler,
+            "evaluation_scheduler": self.evaluation_schedule.scheduler if self.evaluation_schedule else None,
+            "scaler": scaler,
+            "evaluations": self._evaluator,
+        }
         if self._saving:
-            moved = self._evaluation_schedule.scheduler if self._evaluation_schedule else None
-            parts = {
-                "scheduler": scheduler,
-                "evaluation_scheduler": moved,
-                "scaler": scaler,
-                "evaluations": self._evaluator,
-            }
-            if self._observer:
-                self._observer.others = {**parts, "carried state": self._forward.carried}
-            position = self._saving.begin(model, optimizer, parts, self._forward.carried, state, self.schedule)
+            position = self._saving.load(state)
             heartbeat.begin(BUILDING)
             self.count.continue_from(position.done, position.skipped)
-            if position.last is not None and self._stop:
+            if position.last is not None:
                 self._stop.after(position.last)
-        if self._on_nan:
-            self._on_nan.begin(model, optimizer, self.count.first)
-        if self._spot_checks:
-            self._spot_checks.begin(model, optimizer, scaler, self._forward.carried, anew=not self.count.first)
-        if self._listeners:
-            self._listeners.begin(optimizer, self.count.first)
-        if self._observer:
-            self._observer.begin(model, optimizer)
+        for part in self._parts:
+            part.begin()
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
@@ -159,11 +164,10 @@ class Run:
         loader = batches(self.job, self.world, self.schedule, self.steps, first=self.count.first, ahead=ahead)
         if self.job.batch_weight:
             loader = with_weights(loader, self.job, self.world)
-        if self._observer and self.count.first:
-            self._observer.note_buffers()
         self.began_at = time.time()
         self.meter.begin()
-        self._profile.begin(self.count.done, self.meter)
+        for part in self._parts:
+            part.step_begins()
         step = self.count.done
         while True:
             heartbeat.begin(LOADING, step)
@@ -173,11 +177,10 @@ class Run:
                 self.meter.waited(time.perf_counter() - start, None, time.thread_time() - cpu_start)
             else:
                 self.meter.waited(time.perf_counter() - start, batch.fetch_s, batch.fetch_cpu_s)
-            if self._saving and batch and batch.micro_batch.micro == 0:
-                self._saving.checkpoints.before(batch.micro_batch.step)
-            if batch is None or (
-                self._stop and batch.micro_batch.micro == 0 and self._stop.ends_before(batch.micro_batch.step)
-            ):
+            if batch and batch.micro_batch.micro == 0:
+                for part in self._parts:
+                    part.drawn(batch.micro_batch.step)
+            if batch is None or (batch.micro_batch.micro == 0 and self._stop.ends_before(batch.micro_batch.step)):
                 self.count.all_drawn = True
                 self._finish()
                 return
@@ -193,37 +196,32 @@ class Run:
         """
         if not self.count.all_drawn or self.count.done < self.count.drawn:
             return
-        if self._saving and self.count.first < self.count.done < self.steps and self.count.ends is None:
-            if self._observer:
-                self._observer.note_state(self._ema)
-            self._save()  # of a training that was asked to stop
+        if self.count.first < self.count.done < self.steps and self.count.ends is None:
+            for part in self._parts:
+                part.stopped()
         if self.count.done == self.count.first:
             self._begin_ema()
         self._forward.end()
-        if self._ema:
-            self._ema.swap()
-            self._ema = None
-        if self._model is not None and self.count.done:
-            if self._on_nan:
-                self._on_nan.end()
-            if self._replicas:
-                self._replicas.check(self._model, self.count.done)
-            if self._observer:
-                self._observer.end(self._model)
+        if self.ema:
+            self.ema.swap()
+            self.ema = None
+        if self.model is not None and self.count.done:
+            for part in self._parts:
+                part.end()
 
     def begin_averages(self) -> None:
         """Begins the averages of the weights in the first step; for a loop whose parameters are gathered when it
         computes the loss."""
         if self.count.done == self.count.first:
             self._begin_ema()
-            if self._observer and self.count.first and not self._observer.state:
-                self._observer.note_state(self._ema)
+            for part in self._parts:
+                part.averages_begin()
 
     def _begin_ema(self) -> None:
-        if self.job.ema and not self._ema and self._model:
-            self._ema = Ema(self._model, self.job.ema)
+        if self.job.ema and not self.ema and self.model:
+            self.ema = Ema(self.model, self.job.ema)
             if self._saving:
-                self._saving.load_ema(self._ema)
+                self._saving.load_ema(self.ema)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss of the batch's phase over its rows, times its share. Returns a scalar.
@@ -252,15 +250,11 @@ class Run:
         self.begin_averages()  # here, when every library has made the parameters its own
         if self.count.done == self.count.first and self._saving and self.fragments_of and not micro_batch.micro:
             self._saving.begin_fragments(self.fragments_of(model, self.world))
-        job = self._forward.begin(micro_batch, self._model)
-        plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
-        if self._on_nan:
-            self._on_nan.before(micro_batch, lambda: keep_state(plain))
-        if self._spot_checks:
-            self._spot_checks.before(micro_batch, self._ema, self.count.skipped)
-        if self._observer:
-            self._observer.forward()
-        batch = self._forward.carried.attach(batch) if self._forward.carried else batch
+        job = self._forward.begin(micro_batch, self.model)
+        for part in self._parts:
+            part.forward(micro_batch)
+        plain = model if self.model is None else self.model  # what an engine's wrapper keeps is its own
+        batch = self.carried.attach(batch) if self.carried else batch
         with ExitStack() as stack:
             if micro_batch.rows == 0:
                 stack.callback(keep_state(plain))
@@ -270,7 +264,7 @@ class Run:
                 if is_one_row_error(error):
                     raise Refused(one_row_message(micro_batch.step, self.world.rank)) from error
                 raise
-            output = self._forward.carried.store(output, batch) if self._forward.carried else output
+            output = self.carried.store(output, batch) if self.carried else output
             if self._gathers:
                 loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
             else:
@@ -287,12 +281,8 @@ class Run:
             self._forward.closure.add(batch, loss)
         if not (self._forward.closure and self._forward.closure.again):
             self.meter.loss(loss.detach(), micro_batch.step, micro_batch.weight)
-            if self._on_nan:
-                self._on_nan.loss(loss)
-            if self._spot_checks:
-                self._spot_checks.loss(batch, loss)
-            if self._observer:
-                self._observer.batch(batch)
+            for part in self._parts:
+                part.loss(batch, loss)
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
         """Returns the arguments of the optimizer's step: one closure where it demands that, as LBFGS does; else none.
@@ -300,7 +290,7 @@ class Run:
         backward: computes the gradients of one micro-batch as the loop does; with the step's last one it also
         synchronises and clips them.
         """
-        return (self._forward.closure.of_step(self._model, backward),) if self._forward.closure and self._model else ()
+        return (self._forward.closure.of_step(self.model, backward),) if self._forward.closure and self.model else ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.
@@ -308,53 +298,24 @@ class Run:
         skipped: the weights were not updated, as a GradScaler does after an overflow.
         """
         self.meter.step()
-        self._profile.end(self.count.done + 1, self.meter)
-        if self._costs:
-            self._costs.end(self.count.done + 1)
-        if self._on_nan:
-            self._on_nan.stepped()
-            skipped = skipped or self._on_nan.left_out
-        self.count.skipped += skipped
+        self.left_out = skipped
+        for part in self._parts:
+            part.stepped()
+        self.count.skipped += self.left_out
         self.count.done += 1
         heartbeat.step(self.count.done)
-        if self._ema and not skipped:
-            self._ema.update()
-        if self._spot_checks:
-            self._spot_checks.after(skipped, self._ema)
-        if self._listeners and self.micro_batch:
-            self._listeners.step(self.count.done, self.micro_batch.epoch, self.meter)
-        if self._evaluator and self._evaluator.is_due(self.count.done, self.schedule.steps_per_epoch):
-            if self._listeners:
-                self._listeners.pause(self.meter)
-            with self._ema.swapped() if self._ema else nullcontext():
-                ends = self._evaluator.evaluate(self.count.done)
-            if self._evaluation_schedule:
-                self._evaluation_schedule.step(self._evaluator.means())
-            self.meter.resume()
-            if ends and self._stop:
-                self._stop.after(self.count.done)
-                self.count.ends = self.count.done
-        if self._replicas and self._model is not None and self._replicas.is_due(self.count.done):
-            self._replicas.check(self._model, self.count.done)
-            self.meter.resume()
-        self._progress.step(self.count.done, self.meter)
-        if self._saving and self._saving.checkpoints.is_due(self.count.done, self.schedule.steps_per_epoch):
-            self._save()
+        if self.ema and not self.left_out:
+            self.ema.update()
+        for part in self._parts:
+            part.counted()
         self._finish()
-        self._profile.begin(self.count.done, self.meter)
-        if self._costs:
-            self._costs.begin(self.count.done)
-
-    def _save(self) -> None:
-        """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
-        assert self._saving
-        heartbeat.begin(CHECKPOINT, self.count.done)
-        self.meter.flush()
-        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)
+        for part in self._parts:
+            part.step_begins()
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._evaluator = self._evaluation_schedule = self._saving = None
+        self.model = self.optimizer = self.ema = self.evaluation_schedule = self._evaluator = self._saving = None
+        self.stateful, self._parts = {}, []
         self._forward.end()
 
     def observations(self) -> TrainingRecord:

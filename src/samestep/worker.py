@@ -6,7 +6,7 @@
     python -m samestep.worker --threads 2 PLAN.json   the same, as threads of this process
     python -m samestep.worker --ray 2 PLAN.json       the same, with Ray Train's TorchTrainer
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
-    python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
+    python -m samestep.worker --eject QUERY.json      the script of a job on an engine
     python -m samestep.worker --probe QUERY.json      what torch and the engines' packages are here, for the doctor
     python -m samestep.worker --try RANK.json         a rank of a doctor's trial
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
@@ -98,7 +98,7 @@ def threads_main(size: int, path: str) -> None:
             files[rank].write(stack.encode())
 
     signal.signal(signal.SIGUSR1, write_stacks)
-    # Where one thread does not let another run, as in a loop of a C library, this handler runs alone.
+    # This handler alone runs where a thread lets no other run, as in a loop of a C library.
     log = open_new(folder / "stacks-of-threads.txt")
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True, chain=True)
     faulthandler.enable(log)
@@ -125,8 +125,8 @@ def run_rank(
     else:
         _prepare_process(folder, rank)
     room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
-    with open_new(room) as kept:
-        kept.write(bytes(ROOM))
+    with open_new(room) as file:
+        file.write(bytes(ROOM))
     torch.set_num_threads(1)
     code = 0
     try:

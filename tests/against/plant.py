@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from against.changes import Edits
+from against.changes import NOISE, Edits, Planted, Refactored
 from samestep.records.call_site import ChangedLines
 from samestep.records.files import from_json
 from samestep.records.findings import DiffResults, question_of
@@ -48,6 +48,15 @@ def change(folder: Path, edits: Edits, moves: tuple[tuple[str, str], ...] = ()) 
     for old, new in moves:
         (folder / new).parent.mkdir(exist_ok=True)
         (folder / old).rename(folder / new)
+
+
+def words_of(changed: Planted | Refactored, folder: Path) -> list[str]:
+    """Makes a change in a repository of its own; returns what is typed after `samestep` to compare it."""
+    committed(folder)
+    noise = NOISE if isinstance(changed, Planted) else ()
+    change(folder, (*noise, *changed.edits), getattr(changed, "moves", ()))
+    options = ["--against", "main", "--nproc", "2", "--launcher", "fork", "--json"]
+    return ["check", *options, "train.py", *changed.arguments.split()]
 
 
 def results_of(output: str) -> DiffResults:

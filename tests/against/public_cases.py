@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planting import Edit
 from recorder.public_scripts import CASES
-from recorder.public_scripts.case import Case, Edit, words
+from recorder.public_scripts.case import Case, words
 from recorder.public_scripts.pytorch import AT
 
 LLMS = ("rasbt/LLMs-from-scratch", "1ed48c2")

@@ -12,6 +12,7 @@ from budget import budget, deadline
 from command import DIGITS, JOBS, TESTS, samestep
 from lane_marks import CHECK, FULL
 from messages import ids
+from said import tells
 from samestep.commands.command_options import VerifyOptions
 from samestep.commands.compare import fork_servers_for
 from samestep.errors import UserError
@@ -86,7 +87,7 @@ def test_without_a_number_threads_are_at_least_two(devices: tuple[str, ...], pro
     assert ranks_by_default(devices, as_threads=True) == threads
 
 
-@pytest.mark.check
+@pytest.mark.full
 def test_five_ranks_of_two_engines(tmp_path: Path) -> None:
     done = verify(
         *DIGITS, "--engines", "single,ddp,fsdp", "--nproc", "5", "--as", "threads", "--json", out=tmp_path / "out"
@@ -105,7 +106,7 @@ def test_five_ranks_of_two_engines(tmp_path: Path) -> None:
 def test_an_engine_of_processes_says_why(tmp_path: Path) -> None:
     done = verify("digits", "--engine", "horovod", "--nproc", "3", "--as", "threads", out=tmp_path / "out")
     assert done.returncode == 2
-    assert "horovod's ranks cannot be threads: " in done.stderr and done.stderr.count("\n") == 1
+    assert tells(done.stderr, "engine_has_no_threads", engine="horovod") and done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -43,7 +43,7 @@ def test_what_is_wrong_has_an_axis_and_a_module(tmp_path: Path) -> None:
     assert [trial.differs for trial in origin.trials] == [True, False, False, True]
 
 
-@pytest.mark.check
+@pytest.mark.full
 def test_nothing_is_tried_of_what_is_right(tmp_path: Path) -> None:
     assert located(HEALTHY[0], tmp_path) == ("same", None)
     assert not [folder for folder in (tmp_path / "out" / "launches").iterdir() if folder.name.endswith("-parts")]

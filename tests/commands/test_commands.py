@@ -98,6 +98,7 @@ def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
 COMPARE = ["compare", *DIGITS, "--engines", "ddp", "--nproc", "2", "--measured-steps", "10", "--device", "cpu"]
 
 
+@pytest.mark.check
 def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = samestep(*COMPARE, "--launchers", "fork", "--rounds", "2", "--json", out=out)

@@ -62,6 +62,7 @@ def test_what_another_launcher_has_left_is_unset() -> None:
     assert left["status"] == "FAIL" and left["fix"] == "unset OMPI_COMM_WORLD_RANK", left
 
 
+@pytest.mark.check
 def test_a_held_port_is_found_where_the_ranks_of_a_launcher_would_open_it() -> None:
     """The doctor's own port is another one there. Once it is free, all is well."""
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}

@@ -17,11 +17,11 @@ import pytest
 
 from budget import budget, deadline, wait_until
 from command import DIGITS, JOBS, TESTS, samestep
-from lane_marks import CHECK
+from lane_marks import CHECK, FULL
 from samestep.commands import compare
 from samestep.commands.command_options import VerifyOptions
-from samestep.commands.compare import _trains_the_same
 from samestep.commands.launch_ahead import LaunchAhead, has_cores_for
+from samestep.commands.proof_launches import trains_the_same
 from samestep.errors import TrainingFailed
 from samestep.launch.fork_client import SOCKETS
 from samestep.message import as_said
@@ -98,14 +98,13 @@ def test_an_error_of_either_ends_both(job: str, code: int, tmp_path: Path) -> No
 
 
 @two_cores
-@pytest.mark.check
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=FULL), pytest.param(signal.SIGKILL, marks=CHECK)])
 def test_what_ends_the_command_ends_both(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out"
     line = [sys.executable, "-m", "samestep", "verify", "charlm", "--set", f"data={__file__}", "--set", "length=16"]
     with open(tmp_path / "said", "wb") as said:
         command = subprocess.Popen(
-            [*line, *THREADS, "--set", "layers=64", "--out", str(out)],
+            [*line, *THREADS, "--set", "layers=24", "--out", str(out)],
             stdout=said,
             stderr=said,
             env={name: value for name, value in os.environ.items() if name != SOCKETS},  # with servers of its own
@@ -138,8 +137,8 @@ def left_in(out: Path) -> list[int]:
 
 def test_a_record_serves_the_trainings_that_it_is_of(tmp_path: Path) -> None:
     write(tmp_path / "plan.json", plan(tmp_path))
-    assert _trains_the_same(tmp_path, replace(plan(tmp_path), started_at=2.0))
-    assert not _trains_the_same(tmp_path, plan(tmp_path, rate=SGD_LR / 4))
+    assert trains_the_same(tmp_path, replace(plan(tmp_path), started_at=2.0))
+    assert not trains_the_same(tmp_path, plan(tmp_path, rate=SGD_LR / 4))
 
 
 def ahead(tmp_path: Path, start: Callable[[Plan, Callable[[str], None]], Record]) -> LaunchAhead:

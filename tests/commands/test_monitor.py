@@ -92,6 +92,7 @@ def test_a_busy_loop_is_measured_and_its_files_are_whole(tmp_path: Path) -> None
     assert "<svg" in page and "cores at work" in page and "exit code 7" in page
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("program", "interval"),
     [(CHILD_OF_CHILD, 1000.0), (WAITS_FOR_ORPHAN, 1000.0), (IGNORES_CHILDREN, 0.1)],

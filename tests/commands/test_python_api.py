@@ -190,6 +190,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     verify()
 
 
+@pytest.mark.check
 def test_a_script_needs_no_guard_and_leaves_nothing(tmp_path: Path) -> None:
     """Also with servers of its own, which end with the call."""
     calls = "import samestep; results = samestep.verify(make(2), 'ddp', nproc=2); print(results.engines[0].verdict)"

@@ -16,7 +16,7 @@ from samestep.commands.machine_options import MachineOptions
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines
-from samestep.records.files import SCHEMA
+from samestep.records.files import OLDEST, SCHEMA
 from samestep.records.runs import ResultsIdentity
 
 SETUP = Setup("digits", {"lr": "0.1"}, ("ddp",), {"wrap": "root"}, ("spawn",), rounds=2, machines=MachineOptions())
@@ -107,7 +107,7 @@ def test_every_option_is_compared_or_named_as_one_that_is_not() -> None:
     assert of_machines - rendezvous == {"nnodes", "threads"}  # both are in a ResultsIdentity
 
 
-@pytest.mark.parametrize(("schema", "age"), [(SCHEMA - 1, "an older"), (SCHEMA + 1, "a newer"), (None, "an older")])
+@pytest.mark.parametrize(("schema", "age"), [(OLDEST - 1, "an older"), (SCHEMA + 1, "a newer"), (None, "an older")])
 def test_a_study_of_another_samestep_is_refused_in_one_sentence(schema: int | None, age: str, tmp_path: Path) -> None:
     open_again(tmp_path / "out", SETUP)
     path = tmp_path / "out" / "study.json"

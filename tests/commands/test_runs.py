@@ -31,7 +31,7 @@ from samestep.commands.progress import show_runs
 from samestep.commands.results_folder import prepare, recorded, release_folders, words_of
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said, message
-from samestep.records.files import SCHEMA, from_json, write
+from samestep.records.files import OLDEST, SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
 from samestep.records.results import RunResults, write_results
 from samestep.records.runs import ResultsIdentity
@@ -222,10 +222,10 @@ def test_a_reason_without_its_fields_ends_no_list(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_version_is_unknown_and_says_so(root: Path) -> None:
     path = root / "a finished" / "study.json"
-    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {SCHEMA - 1}'))
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {OLDEST - 1}'))
     (run,) = package.runs(root / "a finished")
     assert run.outcome == "unknown" and run.line == shlex.join(WORDS)
-    assert run.reason and str(path) in str(run.reason) and f"schema {SCHEMA - 1}" in str(run.reason)
+    assert run.reason and str(path) in str(run.reason) and f"schema {OLDEST - 1}" in str(run.reason)
 
 
 def test_a_training_that_fails_is_listed_with_its_sentence(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ FAULTS = [
         "averaged",
         Fault("no average", EMA, "new in moved], 1 - self.decay", "new in moved], 1.0", ("parameter",), ""),
     ),
-    ("averaged", Fault("weights as they are", "training.py", "self._ema.swap()", "pass", ("parameter",), "")),
+    ("averaged", Fault("weights as they are", "training.py", "self.ema.swap()", "pass", ("parameter",), "")),
     (
         "weighted",
         Fault("not by weight", SCHEDULE, "np.asarray(order.weights, dtype", "np.ones(samples, dtype", INDICES, ""),

@@ -12,6 +12,7 @@ import torch
 
 from conformance import jobs_random
 from conformance.table import EXACT
+from lane_marks import in_turn
 from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import Job
 from samestep.data.loader import KeyedRandom, Rows, batches
@@ -42,8 +43,7 @@ def test_what_collate_draws_is_proven(ranks: Callable[[int], Ranks], reference_r
     assert verdict.verdict == "same", verdict
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=in_turn(2, n)) for n, name in enumerate(ENGINES)])
 def test_what_a_dataset_draws_is_proven_on_every_engine(
     engine: str, ranks: Callable[..., Ranks], reference_rank: Ranks
 ) -> None:

@@ -57,11 +57,11 @@ def distance(out: Path, other: Path) -> float:
     return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
 
 
-FAST = {("alike adam", "fsdp"), ("stateful sgd", "ddp"), ("gan", "zero"), ("lstm", "single")}
+FAST = {("alike adam", "fsdp"), ("gan", "zero")}
 CASES = [
-    pytest.param(job, engine, marks=() if (job, engine) in FAST else pytest.mark.check)
-    for job in ("alike adam", "stateful sgd", "gan", "lstm")
-    for engine in ("single", "ddp", "fsdp", "zero")
+    pytest.param(job, engine, marks=() if (job, engine) in FAST else in_turn(2, row, column))
+    for row, job in enumerate(("alike adam", "stateful sgd", "gan", "lstm"))
+    for column, engine in enumerate(("single", "ddp", "fsdp", "zero"))
 ] + [pytest.param("lbfgs", "single"), pytest.param("lbfgs", "ddp", marks=pytest.mark.check)]
 
 

@@ -108,6 +108,7 @@ def test_what_does_not_fit_is_said(folder: Path) -> None:
             Arrays(files)
 
 
+@pytest.mark.check
 def test_memory_stays_small(tmp_path: Path) -> None:
     """256 MiB of rows, an epoch of them, in a process that counts what it holds itself (the system's cache is not)."""
     np.save(tmp_path / "inputs-0.npy", np.zeros((2**14, 2**12), np.float32))

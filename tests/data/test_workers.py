@@ -170,6 +170,7 @@ def _can_mount() -> bool:
     return bool(shutil.which("unshare")) and os.geteuid() == 0 and _in_small_shm(["true"], 1).returncode == 0
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("collate", ["", "unshared"])
 def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> None:
     if not _can_mount():
@@ -205,6 +206,7 @@ def test_a_dataset_whose_length_changes_is_told(workers: int) -> None:
     says(error.message, "length_of_dataset_changes", samples=17, epoch=1, at_start=16)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("kibibytes", [4, 16])
 def test_a_shared_memory_without_room_for_a_lock_says_so(kibibytes: int) -> None:
     """Which a worker needs before its first batch."""

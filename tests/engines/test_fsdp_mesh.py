@@ -21,7 +21,7 @@ def reference_rank() -> Iterator[Ranks]:
 @pytest.mark.parametrize(
     ("mesh", "replicas", "complete"),
     [
-        pytest.param("data=2,shard=2", 4, True, marks=pytest.mark.check),
+        pytest.param("data=2,shard=2", 4, True, marks=pytest.mark.full),
         pytest.param("shard=2,tensor=2", 2, True, marks=pytest.mark.check),
         pytest.param("data=2,shard=2,tensor=2", 4, False, marks=pytest.mark.full),
         pytest.param("shard=3,tensor=2", 3, False, marks=pytest.mark.full),

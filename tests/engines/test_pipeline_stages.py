@@ -34,8 +34,8 @@ def reference_rank() -> Iterator[Ranks]:
 @pytest.mark.parametrize(
     ("mesh", "schedule", "complete"),
     [
-        pytest.param("data=2,stage=2", "ZBVZeroBubble", False, marks=CHECK),
-        pytest.param("stage=2", "1F1B", True, marks=CHECK),
+        pytest.param("data=2,stage=2", "ZBVZeroBubble", False, marks=FULL),
+        pytest.param("stage=2", "1F1B", True, marks=FULL),
         pytest.param("stage=2", "Interleaved1F1B", False, marks=FULL),
         pytest.param("stage=2", "InterleavedZeroBubble", False, marks=FULL),
         pytest.param("stage=2", "DualPipeV", False, marks=FULL),

@@ -42,7 +42,7 @@ def reference_rank() -> Iterator[Ranks]:
     [
         ("data=2,tensor=2", False),
         pytest.param("tensor=2", True, marks=pytest.mark.check),
-        pytest.param("tensor=4", False, marks=pytest.mark.check),
+        pytest.param("tensor=4", False, marks=pytest.mark.full),
         pytest.param("data=3,tensor=2", True, marks=pytest.mark.full),
         pytest.param("data=2", False, marks=pytest.mark.full),
     ],
@@ -56,10 +56,11 @@ def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_r
     assert facts.layout.replicas == facts.mesh.replicas
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("engine", "mesh"),
     [
-        ("tensor", "tensor=2"),
+        pytest.param("tensor", "tensor=2", marks=pytest.mark.full),
         pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.check),
         pytest.param("tensor", "tensor=4", marks=pytest.mark.full),
         pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
@@ -75,11 +76,12 @@ def test_query_key_and_value_in_one_layer_are_split_by_heads(engine: str, mesh: 
 CHUNKS = {"sequence_parallel": "true"}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("engine", "mesh"),
     [
-        ("tensor", "tensor=2"),
-        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("tensor", "tensor=2", marks=pytest.mark.full),
+        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.full),
         pytest.param("tensor", "tensor=4", marks=pytest.mark.check),
         pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
         pytest.param("fsdp", "data=2,shard=2,tensor=2", marks=pytest.mark.full),
@@ -108,7 +110,8 @@ LOGITS = {"loss_parallel": "true"}
     ("mesh", "settings"),
     [
         ("tensor=2", LOGITS),
-        pytest.param("data=2,tensor=2", LOGITS | CHUNKS, marks=pytest.mark.check),
+        # On some processors it differs by 1.4 bounds of rounding: docs/decisions/071-a-difference-near-its-bound.md.
+        pytest.param("data=2,tensor=2", LOGITS | CHUNKS, marks=pytest.mark.full),
         pytest.param("tensor=4", LOGITS, marks=pytest.mark.full),
         pytest.param("data=2,tensor=4", LOGITS | CHUNKS, marks=pytest.mark.full),
     ],

@@ -100,7 +100,7 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     assert "explains" in why["misspelt"] and " explain?" in why["misspelt"]
     assert "TypeError: " in why["unknown"] and "purposes" in why["unknown"]
     assert listed["ddp"]["available"]
-    assert listed["samestep-tiny.ddp"]["reason"]["english"] == "samestep has an engine of this name itself"
+    assert listed["samestep-tiny.ddp"]["reason"]["id"] == "engine_is_shadowed"
     wrong = samestep("verify", "digits", "--nproc", "2", "--set-engine", "ddp.compress=zip", "--json")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
     done = samestep("verify", *DIGITS, "--nproc", "2", "--engines", "tiny,older,misspelt,ddp", "--json")

@@ -16,8 +16,9 @@ from command import samestep
 from examples.table import EXAMPLES, LEARNT, PAGES, PORTS, ROOT, YES, Proven, newest, prove, read, rows_of
 from lane_marks import FULL, in_turn
 
-QUICK = ("plain", "nanogpt", "tagger")  # transformers takes ten seconds to import
-BOTH = (*QUICK, "clip", "moe", "ema", "dcgan", "lora")  # what they do is another code where weights are sharded
+QUICK = ("plain",)
+# What they do is another code where weights are sharded.
+BOTH = ("plain", "nanogpt", "tagger", "clip", "moe", "ema", "dcgan", "lora")
 LINES = 60  # of a port, beside its model
 
 

@@ -231,6 +231,7 @@ def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(100))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("launcher", ["torchrun", *on_launchers("spawn")[1:]])
 def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -296,6 +297,7 @@ def test_an_interface_that_is_not_here_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.check
 def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
     # Where an import takes long, the watchdog would name the rank before the deadline.

@@ -44,6 +44,7 @@ def verify(folder: Path, job: str, **environment: str) -> subprocess.CompletedPr
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=budget(60))
 
 
+@pytest.mark.check
 def test_an_order_that_depends_on_the_hash_seed_is_seen(tmp_path: Path) -> None:
     """Ranks and reference come from two servers: from one, all would agree."""
     (tmp_path / "of_a_set.py").write_text(OF_A_SET)

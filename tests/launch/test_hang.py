@@ -54,6 +54,7 @@ def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "fault",
     [

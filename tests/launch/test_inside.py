@@ -43,6 +43,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "weights.safetensors").read_bytes()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "around",
     [

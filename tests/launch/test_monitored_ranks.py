@@ -13,13 +13,15 @@ import pytest
 
 from budget import budget, wait_until
 from command import samestep
+from lane_marks import in_turn
+from said import tells
 from samestep.launch import monitored_ranks, rank_meter, stacks
 from samestep.launch.rank_meter import RankMeter, memory_of
+from samestep.message import message
 from samestep.world.heartbeat import TRAINING, Pulse
 
 SCRIPT = Path(__file__).with_name("monitored.py")
 BESIDE = SCRIPT.with_name("beside.py")
-QUICK = "sleep"  # without `make check`
 HANGS = {
     "sleep": "rank 1 has not entered all_reduce ",
     "loop": "rank 1 has not entered all_reduce ",
@@ -47,9 +49,7 @@ def monitored(
     return samestep("monitor", *options, "--", *launch, out=None, cwd=folder)
 
 
-@pytest.mark.parametrize(
-    "fault", [fault if fault == QUICK else pytest.param(fault, marks=pytest.mark.check) for fault in HANGS]
-)
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=in_turn(4, number)) for number, fault in enumerate(HANGS)])
 def test_the_rank_that_hangs_and_its_line_are_named(fault: str, tmp_path: Path) -> None:
     options = ["--out", "out", "--stall", f"{budget(2):g}", "--end-hung"]
     done = monitored(fault, tmp_path, *options)
@@ -98,7 +98,7 @@ def test_an_exception_of_the_launcher_is_no_ranks(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     done = monitored("kill", tmp_path, "--out", "out")
-    assert "samestep: rank 1 ended first, after 6 optimizer steps" in done.stderr, done.stderr
+    assert tells(done.stderr, "rank_was_ended", rank=1, steps=6), done.stderr
 
 
 @pytest.mark.check
@@ -110,7 +110,8 @@ def test_an_exception_that_a_function_of_a_process_raises_is_seen(
     monkeypatch.setenv("START", start)
     done = samestep("monitor", "--out", "out", "--", sys.executable, str(SCRIPT), "error", out=None, cwd=tmp_path)
     line = next(number for number, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "# at: error" in text)
-    assert f"samestep: rank 1 failed first: ValueError: a wrong row, at monitored.py:{line}, fail" in done.stderr
+    why = message("exception_at_line", kind="ValueError", text="a wrong row", line=f"monitored.py:{line}, fail")
+    assert tells(done.stderr, "first_error_of_rank", rank=1, why=why), done.stderr
     assert "had left running" not in done.stderr, done.stderr
     done = samestep("monitor", "--out", "none", "--", sys.executable, str(SCRIPT), "none", "12", out=None, cwd=tmp_path)
     said = [line for line in done.stderr.splitlines() if line.startswith("samestep: ")]

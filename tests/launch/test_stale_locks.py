@@ -20,6 +20,7 @@ sys.stdin.read()  # until it is killed, or whoever has started it ends
 """
 
 
+@pytest.mark.check
 def test_a_lock_that_a_killed_build_left(tmp_path: Path) -> None:
     lock = tmp_path / "py3_cpu" / "operator" / "lock"
     lock.parent.mkdir(parents=True)

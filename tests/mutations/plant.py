@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from messages import explains, ids
 from mutations.faults import Fault
 from mutations.parts import Parts, reason
+from planting import FilePatch, with_patches
 from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
@@ -32,28 +33,10 @@ from samestep.records.results import Verdict
 AXES_KNOWN = {"wrong_along_axes", "wrong_along_axis", "wrong_along_axes_together", "wrong_on_one_rank"}
 
 
-class Patch(Protocol):
-    """What is planted: `new` for `old` in a file of the package."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def file(self) -> str: ...
-    @property
-    def old(self) -> str: ...
-    @property
-    def new(self) -> str: ...
-
-
-def patched(fault: Patch, folder: Path) -> Path:
+def patched(fault: FilePatch, folder: Path) -> Path:
     """The package with the fault in it: one changed file, and links to all others, which take a tenth of a copy's time.
     Raises ValueError when the patch does not apply, SyntaxError when it leaves no Python."""
-    text = (SOURCE / "samestep" / fault.file).read_text()
-    if text.count(fault.old) != 1:
-        raise ValueError(
-            f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}"
-        )
-    new = text.replace(fault.old, fault.new)
+    new = with_patches((SOURCE / "samestep" / fault.file).read_text(), fault)
     ast.parse(new)  # raises SyntaxError: what cannot be imported is no fault to be caught
     source = folder / "src"
     changed = source / "samestep" / fault.file

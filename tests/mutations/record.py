@@ -5,7 +5,8 @@
 A planting is what a user would have: one package, with the fault in it, which plays both sides, and the command. Exit 0
 when every fault is rejected and rightly named at every number of ranks; each is planted on its jobs in turn. `--turns`
 says at how many of the numbers of ranks. `--out` keeps every row in rows.json, goes on where it was cut off, and, of
-all faults, writes the table of docs/proof.md again. From 5 ranks on these are threads, where the engine allows it.
+all faults, writes the table of docs/proof.md again. From 5 ranks on, and in a mesh, these are threads, where the
+engine allows it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from mutations.faults import FAULTS, Fault, causes
 from mutations.faults.fifth_rank import FAULTS as OF_RANKS_ABOVE
 from mutations.faults.fifth_rank import of_ranks_above
 from mutations.plant import patched, sizes_of, told
+from ranks import SOURCE
 from samestep.records.files import read
-from samestep.records.results import RESULTS, CompareResults
+from samestep.records.results import RESULTS, CompareResults, Verdict
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "proof.md"
@@ -44,36 +46,51 @@ def command_of(fault: Fault, job: str, size: int) -> list[str]:
     """Returns the command that a user would type, without its --out."""
     settings = [text for name, value in fault.settings.items() for text in ("--set-engine", f"{name}={value}")]
     # Ranks that are threads live no run.
-    threads = ["--as", "threads"] if size >= AS_THREADS and fault.engine in THREADED and fault.also != "life" else []
+    as_threads = bool(fault.mesh) or (size >= AS_THREADS and fault.engine in THREADED and fault.also != "life")
+    threads = ["--as", "threads"] if as_threads else []
     if size >= AS_THREADS and fault.needs == "micro-batches":  # else every rank's rows fit into one
         settings += ["--set", "rows=93", "--set", "global_batch=20"]
     job_file = f"{HERE / 'jobs.py'}:{job}"
-    return ["verify", job_file, "--engine", fault.engine, "--nproc", str(size), "--also", "none", *settings, *threads]
+    mesh = ["--mesh", fault.mesh] if fault.mesh else []
+    options = ["--engine", fault.engine, "--nproc", str(size), *mesh, "--also", "none"]
+    return ["verify", job_file, *options, *settings, *threads]
 
 
 def planted(fault: Fault, job: str, size: int) -> dict[str, Any]:
     """Returns what the command says about one job with the fault in the package."""
     row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
-    row |= {"engine": fault.engine, "settings": dict(fault.settings)}
+    row |= {"engine": fault.engine, "settings": dict(fault.settings), "command": command_of(fault, job, size)[2:]}
+    row["exit_code"], verdict, error = verified(fault, job, size)
+    if verdict is None:
+        said = (error.strip().splitlines() or ["no output"])[-1]
+        return row | {"verdict": "failed", "named": False, "explained": False, "reason": said}
+    return row | told(fault, verdict)
+
+
+def verified(fault: Fault, job: str, size: int) -> tuple[int, Verdict | None, str]:
+    """Runs the command with the fault in the package: its exit code, the verdict if there is one, and its errors."""
     with tempfile.TemporaryDirectory(prefix="samestep-planted-") as name:
         folder = Path(name)
         command = command_of(fault, job, size)
         ended = subprocess.run(
             [sys.executable, "-m", "samestep", *command, "--out", str(folder / "results")],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(patched(fault, folder)), str(HERE.parent)])},
+            env=os.environ | {"PYTHONPATH": with_tests(patched(fault, folder))},
             capture_output=True,
             text=True,
             timeout=budget(DEADLINE_IMPORTS),
             check=False,
         )
-        row |= {"command": command[2:], "exit_code": ended.returncode}
         file = folder / "results" / RESULTS
         if not file.exists():
-            said = (ended.stderr.strip().splitlines() or ["no output"])[-1]
-            return row | {"verdict": "failed", "named": False, "explained": False, "reason": said}
+            return ended.returncode, None, ended.stderr
         (result,) = (result for result in read(CompareResults, file).engines if result.engine == fault.engine)
-    return row | told(fault, result)
+        return ended.returncode, result, ended.stderr
+
+
+def with_tests(source: Path = SOURCE) -> str:
+    """Returns the path on which a command finds this package, and the jobs of the tests."""
+    return os.pathsep.join([str(source), str(HERE.parent)])
 
 
 def plantings(sizes: Sequence[int], words: Sequence[str], turns: int) -> list[tuple[Fault, str, int]]:

@@ -16,9 +16,11 @@ from command import DRAWN
 from mutations.faults import DDP, Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, proof_plan, prove, reference_plan
+from samestep.bounds import MORE_DRAWS, TIMES_NOISE
 from samestep.proof.causes import Case
-from samestep.proof.judge import judge
+from samestep.proof.judge import judge, judge_by_draws
 from samestep.proof.trace import Expectation, of_engine
+from samestep.records.plan import ReferencePlan
 from samestep.records.record import EvaluationRecord, MicroBatchRecord, RankRecord, Record, TrainingRecord
 from samestep.records.results import Divergence
 
@@ -172,6 +174,43 @@ def test_every_quantity_is_read(name: str, healthy: tuple[Expectation, Record]) 
     assert verdict.first_divergence.cause and verdict.first_divergence.cause.id in CAUSES_OF[quantity]
     json.dumps(asdict(verdict), allow_nan=False)
     assert not verdict.bitwise
+
+
+@pytest.mark.parametrize(
+    ("times", "draws_too_small", "verdict", "plays"),
+    [(3, True, "same", 1), (3, False, "differs", 1), (30, False, "differs", 0)],
+)
+def test_a_difference_near_its_bound_is_judged_by_more_draws(
+    times: float, draws_too_small: bool, verdict: str, plays: int, healthy: tuple[Expectation, Record]
+) -> None:
+    """Two draws that are by chance a tenth of what rounding does are no reason to say that a training differs."""
+    expectation, record = healthy
+    name, played = "5.weight", list[ReferencePlan]()
+    bound = expectation.noise_distances("sgd")[name] * TIMES_NOISE
+
+    def with_draws(times: float) -> Record:
+        """The reference whose draws move the tensor so many times as far."""
+        rank = expectation.record.ranks[0]
+        layout = rank.layouts[0]
+        drawn = [
+            replace(run, distances={**run.distances, name: run.distances[name] * times}) if run.distances else run
+            for run in layout.trainings["sgd"]
+        ]
+        layout = replace(layout, trainings={**layout.trainings, "sgd": drawn})
+        return Tampered(expectation.record.folder, [replace(rank, layouts=[layout])], {})
+
+    wide = with_draws(1e6)
+    off = np.array(record.arrays("sgd")[name])
+    off.reshape(-1)[0] += times * 1e6 * bound
+    differing = Tampered(record.folder, record.ranks, {"sgd": {name: off}})
+
+    def play(plan: ReferencePlan) -> Record:
+        played.append(plan)
+        return with_draws(1e7) if draws_too_small else wide
+
+    found = judge_by_draws(wide, lambda draws: judge(Expectation(draws, 0), differing), play)
+    assert found.verdict == verdict, found
+    assert [plan.noise_runs for plan in played] == [MORE_DRAWS] * plays
 
 
 def _of_both_ranks(record: Record, change: Callable[[int, TrainingRecord], TrainingRecord]) -> Record:

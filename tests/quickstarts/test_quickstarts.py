@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from budget import budget
 from command import samestep
 from lane_marks import CHECK, FULL
+from planting import Edit, plant_in_files
 from samestep import engine as engines
 from samestep.records.files import from_json
 from samestep.records.findings import CheckResults
@@ -113,9 +114,7 @@ def run(name: str, folder: Path, size: int, words: list[str], changes: Mapping[s
     """Runs a copy of a quickstart in `folder`, with these texts replaced, and returns what it has printed."""
     folder.mkdir(exist_ok=True)
     copied = Path(shutil.copy(FOLDER / f"{name}.py", folder))
-    for old, new in (changes or {}).items():
-        assert copied.read_text().count(old) == 1
-        copied.write_text(copied.read_text().replace(old, new))
+    plant_in_files(folder, (Edit(*change) for change in (changes or {}).items()), copied.name)
     scripts.skip_unless_here(engine_of(name))
     return scripts.launch(copied, words, engine_of(name), size, hidden=True, imports=IMPORTS.get(engine_of(name), ""))
 

@@ -93,6 +93,7 @@ ENGINES = ["ddp", "fsdp", "lightning", "zero", "single"]
 CHECKED = ["accelerate", "deepspeed", "fabric", "hf"]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("engine", [*ENGINES, *(pytest.param(name, marks=pytest.mark.check) for name in CHECKED)])
 def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path) -> None:
     """The learning rate grows until the loss does: the best is not the last."""

@@ -170,15 +170,15 @@ def test_buffers_are_seen_as_they_were_before_the_first_forward_pass() -> None:
     """Under Lightning the rest of the state is seen inside DDP's, which has given rank 0's buffers to all ranks."""
     model = torch.nn.BatchNorm1d(3)
     observer = Observer(World())
-    observer.begin(model, torch.optim.SGD(model.parameters()))
-    observer.note_state(None)
+    observer.watch(model, torch.optim.SGD(model.parameters()))
+    observer.note_state(None, {})
     loaded = observer.state["buffer running_mean"]
     observer.note_buffers()
     assert model.running_mean is not None
     model.running_mean.fill_(5.0)
-    observer.note_state(None)
+    observer.note_state(None, {})
     assert observer.state["buffer running_mean"] == loaded
-    observer.note_state(None)
+    observer.note_state(None, {})
     assert observer.state["buffer running_mean"] != loaded
 
 

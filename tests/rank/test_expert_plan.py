@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,6 +146,20 @@ def test_what_cannot_be_divided_is_one_sentence(
     ROUTED.clear()
     with pytest.raises(UserError) as refused:
         expert_plan(job(go, expert), ranks)
+    assert refused.value.message.id == said
+
+
+@pytest.mark.parametrize(("go", "said"), [(top_two, None), (leaving_behind, "router_is_not_computed_twice")])
+def test_rows_that_a_forward_pass_changes_are_new_in_each_trial(
+    go: Callable[[Any, Tensor], Tensor], said: str | None
+) -> None:
+    ROUTED.clear()
+    changing = replace(job(go), forward=lambda model, batch: model(batch.inputs.mul_(2)))
+    if said is None:
+        assert len(expert_plan(changing, 2).lists) == 1
+        return
+    with pytest.raises(UserError) as refused:
+        expert_plan(changing, 2)
     assert refused.value.message.id == said
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from command import TESTS, samestep
 from conformance.table import EXACT
+from lane_marks import in_turn
 from ranks import skip_unless_here
 from samestep.commands.progress import TimeLeft
 from samestep.commands.training_options import TrainOptions
@@ -56,8 +57,7 @@ def test_every_step_and_evaluation_is_told_once(tmp_path: Path) -> None:
     told("ddp", tmp_path / "out")
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=in_turn(2, n)) for n, name in enumerate(ENGINES)])
 def test_every_step_is_told_on_every_engine(engine: str, tmp_path: Path) -> None:
     skip_unless_here(engine)
     told(engine, tmp_path / "out")

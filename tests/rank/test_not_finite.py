@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import rank.poisoned as poisoned
 from command import TESTS, samestep
+from lane_marks import in_turn
 from ranks import Ranks, RanksFailed, skip_unless_here
 from said import said_by_ranks, says
 from samestep.data.schedule import schedule_of
@@ -74,8 +75,8 @@ def test_a_step_left_out_alone_never_was(poison: Any, alone: Ranks, tmp_path: Pa
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")  # noqa: B023
 
 
-ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("fsdp", "zero", "amp", "accelerate"))]
-ENGINES += [pytest.param(name, marks=pytest.mark.check) for name in ("fabric", "fairscale", "hf", "horovod")]
+OTHERS = ("fsdp", "zero", "amp", "accelerate", "fabric", "fairscale", "hf", "horovod")
+ENGINES = ["ddp", *(pytest.param(name, marks=in_turn(2, number)) for number, name in enumerate(OTHERS))]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -60,6 +60,16 @@ class InPlace(Block):
         return super().forward(x.mul_(2), mask).add_(1)
 
 
+class ChangedAfter(Model):
+    """Changes in place what the last block has returned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.place
+        for block in self.blocks:
+            x = block(x)
+        return x.mul_(2).mean(1)
+
+
 class Counted(nn.Module):
     """Adds what depends on where a position is, and counts from 0 in each call."""
 
@@ -164,8 +174,9 @@ PADDED = (torch.arange(LENGTH) < 5)[None, None, None]
         (lambda: Model(encoder()), 2, "gather"),
         (lambda: Model(Block(nn.Dropout(0.5))), 2, "gather"),
         (lambda: Model(InPlace(), InPlace()), 2, "gather"),
+        (lambda: ChangedAfter(Block()), 2, "gather"),
     ],
-    ids=["two", "causal", "ring", "mask", "padding", "norm", "before", "encoder", "dropout", "in place"],
+    ids=["two", "causal", "ring", "mask", "padding", "norm", "before", "encoder", "dropout", "in place", "after"],
 )
 def test_blocks_are_found(model: Callable[[], Model], ranks: int, how: str) -> None:
     plan = sequence_plan(job(model), ranks, how)

@@ -29,6 +29,22 @@ class OfInput(CausalBlock):
         return x + self.feed(self.norm2(x))  # type: ignore[no-any-return]
 
 
+class Scaled(CausalBlock):
+    """What its first layer is given, and what comes after it, depend on the length of the block's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Linear(self.attend.in_features, self.attend.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = self.attend(self.norm1(x) * x.shape[1]) / x.shape[1]
+        rows, length, _ = projected.shape
+        heads = (part.view(rows, length, -1, 4).transpose(1, 2) for part in projected.chunk(3, -1))
+        attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(rows, length, -1)
+        x = x + self.project(attended)
+        return x + self.feed(self.norm2(x))  # type: ignore[no-any-return]
+
+
 class Fixed(CausalBlock):
     """A number of heads that is fixed, so that attention stays whole."""
 
@@ -74,6 +90,17 @@ def test_blocks_are_found_with_the_layers_in_them() -> None:
 
 def share_a_norm(model: Any) -> None:
     model.drop = model.blocks[1].norm1
+
+
+def second_is_scaled(model: Any) -> None:
+    model.blocks[1] = Scaled()
+
+
+def test_the_layer_that_does_not_fit_is_named() -> None:
+    with pytest.raises(UserError) as raised:
+        plan_of(of_block(CausalBlock, second_is_scaled), 2)
+    why = raised.value.message.fields["why"]
+    assert (why.id, why.fields["block"]) == ("split_layers_do_not_fit_in_block", "blocks.1.attend")
 
 
 @pytest.mark.parametrize(

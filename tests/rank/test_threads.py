@@ -78,6 +78,7 @@ def test_one_rank_takes_all_cores_unless_told_otherwise(
     assert trained(job, tmp_path / "three", "--threads", "3") == (3, 3)
 
 
+@pytest.mark.check
 def test_engines_are_compared_with_the_same_threads(job: str, tmp_path: Path) -> None:
     asked = ["--engine", "ddp", "--launcher", "fork", "--rounds", "1", "--measured-steps", "2", "--threads", "2"]
     done = samestep("compare", job, *asked, "--json", out=tmp_path / "out")

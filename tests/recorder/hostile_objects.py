@@ -139,7 +139,7 @@ if __name__ == "__main__":
         from samestep.world import World
 
         recorder = Recorder(ScriptPlan(sys.argv[1], 0.0, "train.py", steps=99), World.from_env({}), lambda _: None)
-        recorder.talks.attach()
+        recorder.group_operations.attach(recorder.hooks)
         recorder.attach()
     torch.manual_seed(0)
     model = Model()

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from command import samestep
 from fork_servers import fork_servers
+from planting import with_patches
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
@@ -32,6 +33,7 @@ from samestep.records.results import Divergence
 
 ALL = (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
 HERE = Path(__file__).parent
+SCRIPT = "train.py"
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 DOCS = HERE.parents[1] / "docs" / "check.md"
 CHINESE = DOCS.parent / "zh" / "check.md"
@@ -57,13 +59,17 @@ def checked(
     script: str, folder: Path, *arguments: str, nproc: int = 2, script_arguments: Sequence[str] = ()
 ) -> CheckResults:
     """Checks a script of this text. arguments: the command's own."""
-    file = folder / "train.py"
-    file.write_text(script)
-    line = ["check", "--nproc", str(nproc), "--json", *arguments, "--out", str(folder / "out")]
-    by_horovod = ["--", HOROVODRUN, "-np", str(nproc), "--gloo", sys.executable] if "import horovod" in script else []
-    done = samestep(*line, *(by_horovod or ["--launcher", "fork"]), file.name, *script_arguments, cwd=folder)
+    done = samestep(*words_of(script, folder, *arguments, nproc=nproc), *script_arguments, cwd=folder)
     assert done.stdout, done.stderr
     return from_json(CheckResults, json.loads(done.stdout))
+
+
+def words_of(script: str, folder: Path, *arguments: str, nproc: int = 2) -> list[str]:
+    """Writes a script of this text, and returns what is typed after `samestep` to check it."""
+    (folder / SCRIPT).write_text(script)
+    words = ["check", "--nproc", str(nproc), "--json", *arguments, "--out", str(folder / "out")]
+    by_horovod = ["--", HOROVODRUN, "-np", str(nproc), "--gloo", sys.executable] if "import horovod" in script else []
+    return [*words, *(by_horovod or ["--launcher", "fork"]), SCRIPT]
 
 
 def text_of(script: str) -> str:
@@ -75,10 +81,7 @@ def text_of(script: str) -> str:
 
 def planted(fault: Fault) -> str:
     """The text of a script with a fault in it. Raises ValueError where the patch does not apply."""
-    text = text_of(fault.script)
-    if text.count(fault.old) != 1:
-        raise ValueError(f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times")
-    return text.replace(fault.old, fault.new)
+    return with_patches(text_of(fault.script), fault)
 
 
 def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Row:

@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from budget import budget
 from command import samestep
 from fork_servers import WORKER, fork_servers
+from planting import Edit, plant_in_files
 from recorder.plant import cause_of
 from recorder.public_scripts import CASES
-from recorder.public_scripts.case import Case, Edit, Plant
+from recorder.public_scripts.case import Case, Plant
 from recorder.public_table import Row, summary, written
 from samestep.records.files import from_json
 from samestep.records.findings import CheckResults, question_of
@@ -58,33 +59,26 @@ def _small(repo: Path, commit: str) -> list[str]:
     return [name for name in done.stdout.splitlines() if name.endswith(".py")]
 
 
-def edited(case: Case, folder: Path, edits: Sequence[Edit]) -> None:
-    """Makes the edits. Raises ValueError where one does not apply."""
-    for edit in edits:
-        file = folder / (edit.file or case.script)
-        text = file.read_text()
-        if text.count(edit.old) != 1:
-            raise ValueError(f"{edit.old!r} stands {text.count(edit.old)} times in {file.name}")
-        file.write_text(text.replace(edit.old, edit.new))
-
-
 def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | str:
     """Checks a script; returns the error where it has failed."""
-    if case.prepare:
-        case.prepare(folder)
-    cwd = folder / case.cwd
     out = Path(tempfile.mkdtemp(prefix="samestep-public-"))
-    script = os.path.relpath(folder / case.script, cwd)
-    words = ["check", "--nproc", str(case.ranks), "--json", "--stall", f"{budget(40):.0f}"]
-    words += ["--out", str(out / "out"), *case.options]
-    words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
-    run = ["-m", case.module] if case.module else [script]
-    done = samestep(*words, *run, *case.arguments, cwd=cwd, env=env)
+    done = samestep(*words_of(case, folder, out / "out"), cwd=folder / case.cwd, env=env)
     # The record names no folder of the machine that made it.
     said, error = (text.replace(f"{out}/", "") for text in (done.stdout, done.stderr))
     if not said.startswith("{"):
         return " ".join(error.split())[-400:]
     return from_json(CheckResults, json.loads(said))
+
+
+def words_of(case: Case, folder: Path, out: Path) -> list[str]:
+    """Makes the data of a script, and returns what is typed after `samestep` to check it."""
+    if case.prepare:
+        case.prepare(folder)
+    script = os.path.relpath(folder / case.script, folder / case.cwd)
+    words = ["check", "--nproc", str(case.ranks), "--json", "--stall", f"{budget(40):.0f}"]
+    words += ["--out", str(out), *case.options]
+    words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
+    return [*words, *(["-m", case.module] if case.module else [script]), *case.arguments]
 
 
 def _program(word: str) -> str:
@@ -126,12 +120,16 @@ def played(case: Case, name: str, fault: Plant | None, edits: Sequence[Edit], ch
     with tempfile.TemporaryDirectory(prefix="samestep-public-") as folder:
         began = time.monotonic()
         taken(case, checkouts, Path(folder))
-        edited(case, Path(folder), edits)
-        env = dict(case.env)
-        if case.command and case.packages:  # its ranks are no children of the fork server
-            env["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(PACKAGES)])
-        results = checked(case, Path(folder), env)
+        plant_in_files(Path(folder), edits, case.script)
+        results = checked(case, Path(folder), environment_of(case))
         return row_of(case, name, results, fault, round(time.monotonic() - began, 1))
+
+
+def environment_of(case: Case) -> dict[str, str]:
+    env = dict(case.env)
+    if case.command and case.packages:  # its ranks are no children of the fork server
+        env["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(PACKAGES)])
+    return env
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planting import Edit, with_patches
 from recorder.plant import checked, text_of
 from samestep.records.findings import CheckResults, Finding
 
@@ -27,10 +28,7 @@ def found(results: CheckResults, question: str) -> Finding:
 
 def changed(text: str, *changes: tuple[str, str]) -> str:
     """Returns a script with each change, which must apply."""
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    return with_patches(text, *(Edit(*change) for change in changes))
 
 
 # The mean over the tokens of all ranks, and a penalty that is the same on each rank; and the mean over its own ones.

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from command import samestep
-from lane_marks import CHECK, FULL, first_of_each
+from lane_marks import CHECK, FULL, first_of_each, in_turn
 from ranks import skip_unless_here
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
@@ -35,7 +35,7 @@ def lane_of(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(each, marks=() if each == "ddp" else pytest.mark.check) for each in HEALTHY]
+    "script", [pytest.param(name, marks=() if name == "ddp" else in_turn(2, n)) for n, name in enumerate(HEALTHY)]
 )
 def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
     if script == "horovod_loop":

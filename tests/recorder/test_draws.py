@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.message import message
+from samestep.rank.hooks import Hooks
 from samestep.recorder import random_numbers
 from samestep.recorder.batches import Outputs
 from samestep.recorder.recorder import Closures, Recorder
@@ -63,17 +64,14 @@ def test_what_ranks_have_drawn_is_joined(parts: list[Tensor], shape: tuple[int, 
         lambda: torch.randint(0, 5, (2,), generator=torch.Generator().manual_seed(1)),
     ],
 )
-def test_draws_by_torchs_functions_are_seen_once(draw: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, names in ((torch, random_numbers.FUNCTIONS), (Tensor, random_numbers.METHODS)):
-        for name in names:
-            monkeypatch.setattr(owner, name, getattr(owner, name))
+def test_draws_by_torchs_functions_are_seen_once(draw: Callable[[], Tensor], hooks: Hooks) -> None:
     seen: list[Tensor] = []
 
     def around(call: Callable[[], Tensor]) -> Tensor:
         seen.append(call())
         return seen[-1]
 
-    random_numbers.patch_draws(around)
+    random_numbers.patch_draws(hooks, around)
     found = draw()
     assert len(seen) == 1 and seen[0].shape == found.shape
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import fx, nn
 
+from samestep.rank.hooks import Hooks
 from samestep.recorder.chain import Chain
 from samestep.recorder.pipelines import SCHEDULES, STAGE, TRACER, KeptStages, Pipelines, TracedStages, weights_of
 from samestep.records.script import StageRecord
@@ -29,7 +30,7 @@ class Pipe:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_lets_go_of_the_traced_model_at_the_first_step(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one with the last stage has a copy."""
 
@@ -43,7 +44,7 @@ def test_a_rank_lets_go_of_the_traced_model_at_the_first_step(
     monkeypatch.setitem(sys.modules, TRACER, SimpleNamespace(Pipe=of_pipe))  # type: ignore[arg-type]
     world = World(rank=rank, size=2)
     pipelines = Pipelines(tmp_path, world, keep=True, steps_done=lambda: 0, note=lambda call: None)
-    pipelines._patch()
+    pipelines._patch(hooks)
     pipe = of_pipe()
     module = pipe.get_stage_module(rank)
     assert pipelines._pipe is pipe

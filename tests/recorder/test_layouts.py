@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lane_marks import in_turn
 from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
@@ -40,8 +41,9 @@ def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
     assert any(note.id == "layout_of_ranks" for note in results.notes)
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(2, n)) for n, fault in enumerate(PLANTED)]
+)
 def test_a_fault_of_a_layout_is_named(fault: Fault, tmp_path: Path) -> None:
     ranks = ranks_of(fault)
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)

@@ -9,20 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from samestep.rank.hooks import Hooks
 from samestep.recorder.loaders import Loaders, identity, rows_of
 
 
 @pytest.fixture
-def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
-    base = dataloader._BaseDataLoaderIter
-    for name in ("__init__", "_reset", "_next_index", "__next__"):
-        monkeypatch.setattr(base, name, getattr(base, name))
-    monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
+def loaders(hooks: Hooks) -> Loaders:
     attached = Loaders(lambda function: function, lambda loader: None, lambda loader: type(loader).__name__)
-    attached.attach()
+    attached.attach(hooks)
     return attached
 
 

@@ -9,20 +9,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.parallel import loss, loss_parallel
+from torch.distributed.tensor.parallel import loss_parallel
 
-from samestep.recorder.one_rank import OUT_OF_PLACE, GatheredWithHistory, leave_losses_whole
+from samestep.rank.hooks import Hooks
+from samestep.recorder.one_rank import GatheredWithHistory, leave_losses_whole
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_log_softmax_has_its_gradient_under_loss_parallel(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops"):
-        monkeypatch.setattr(loss, name, getattr(loss, name))
+def test_log_softmax_has_its_gradient_under_loss_parallel(whole: bool, hooks: Hooks) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
         if whole:
-            leave_losses_whole()
+            leave_losses_whole(hooks)
         values, weights = torch.randn(4, 6), torch.rand(4, 6)
         plain = values.clone().requires_grad_()
         (torch.log_softmax(plain, -1) * weights).sum().backward()
@@ -36,14 +35,11 @@ def test_log_softmax_has_its_gradient_under_loss_parallel(whole: bool, monkeypat
 
 
 @pytest.fixture
-def gathered(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatheredWithHistory]:
+def gathered(hooks: Hooks) -> Iterator[GatheredWithHistory]:
     """A group of one rank, whose collectives hand out what they gather with its history."""
-    for name in filter(vars(dist).get, OUT_OF_PLACE):
-        monkeypatch.setattr(dist, name, getattr(dist, name))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    monkeypatch.setattr(torch.Tensor, "numpy", torch.Tensor.numpy)
     patched = GatheredWithHistory()
-    patched.attach()
+    patched.attach(hooks)
     try:
         yield patched
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections import namedtuple
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from samestep.message import message
+from samestep.rank.hooks import Hooks
 from samestep.recorder.batches import (
     CannotJoin,
     RowOrder,
@@ -36,7 +38,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.parameters import precisions
-from samestep.recorder.patches import CLIPS, patch_clipping, patch_forwards
+from samestep.recorder.patches import patch_clipping, patch_forwards
 from samestep.recorder.random_numbers import randomness
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
@@ -178,12 +180,9 @@ def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step
 # Patches
 
 
-def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (nn.utils, nn.utils.clip_grad):
-        for name in (name for name in CLIPS if hasattr(module, name)):
-            monkeypatch.setattr(module, name, getattr(module, name))
+def test_clipping_is_told_with_its_parameters_and_its_norm(hooks: Hooks) -> None:
     told: list[tuple[int, float | None]] = []
-    patch_clipping(lambda parameters, limit: told.append((len(parameters), limit)))
+    patch_clipping(hooks, lambda parameters, limit: told.append((len(parameters), limit)))
     weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
     for weight in weights:
         weight.grad = torch.full((1,), 2.0)
@@ -198,15 +197,14 @@ def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.M
     assert all(float(each.grad) < 0.11 for each in weights if each.grad is not None)
 
 
-def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(hooks: Hooks) -> None:
     seen: list[str] = []
 
     def around(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         seen.append(type(module).__name__)
         return call(*args, **kwargs)
 
-    patch_forwards(around)
+    patch_forwards(hooks, around)
     inner = nn.Linear(3, 3)
     outer = nn.Sequential(nn.Sequential(inner), nn.ReLU())
     outer(torch.ones(2, 3))
@@ -219,10 +217,9 @@ def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(monkeypatch: 
     assert seen == ["Sequential", "Linear", "Sequential", "Sequential"]  # also after an error
 
 
-def test_a_forward_inside_a_transform_of_torch_func_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_inside_a_transform_of_torch_func_is_passed_by(hooks: Hooks) -> None:
     """Its tensors have no storage: to read their rows is an error."""
-    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    patch_forwards(lambda call, module, args, kwargs: rows_of(args))
+    patch_forwards(hooks, lambda call, module, args, kwargs: rows_of(args))
     layer, rows = nn.Linear(3, 3), torch.ones(2, 3)
     found = torch.func.grad(lambda weight: torch.func.functional_call(layer, {"weight": weight}, rows).sum())
     assert found(layer.weight.detach()).shape == (3, 3)
@@ -395,7 +392,7 @@ def test_a_replay_that_does_not_begin_has_a_record(tmp_path: Path) -> None:
     assert (found.steps, found.saves) == ([], [])
 
 
-def test_the_line_that_makes_a_module_which_hashes_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_that_makes_a_module_which_hashes_its_contents(hooks: Hooks) -> None:
     """As torchmetrics' do, which have none before their constructor ends."""
 
     class Counts(torch.nn.Module):
@@ -407,7 +404,7 @@ def test_the_line_that_makes_a_module_which_hashes_its_contents(monkeypatch: pyt
             return hash(tuple(self.counted))
 
     sites = CallSites("", lambda: 0)
-    monkeypatch.setattr(torch.nn.Module, "__init__", sites._around_constructor(torch.nn.Module.__init__, "model"))
+    hooks.attach(torch.nn.Module, "__init__", functools.partial(sites._construct, "model"))
     made = Counts()
     made.counted.append(4)
     assert sites.made_at(made)[0][0] == __file__

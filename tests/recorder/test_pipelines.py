@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lane_marks import in_turn
+from planting import Edit, with_patches
 from recorder.plant import checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "twins"))
@@ -49,8 +51,9 @@ def test_a_healthy_pipeline_is_right(twin: Healthy, tmp_path: Path) -> None:
     assert any(note.id == "pipeline_of_ranks" for note in results.notes)
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in PLANTED])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(2, n)) for n, fault in enumerate(PLANTED)]
+)
 def test_a_fault_of_a_pipeline_is_named(fault: Fault, tmp_path: Path) -> None:
     ranks = ranks_of(fault)
     results = checked(text_of(fault), tmp_path, script_arguments=fault.arguments.split(), nproc=ranks)
@@ -66,10 +69,7 @@ def test_calls_of_a_schedule_that_accumulate_are_right(tmp_path: Path) -> None:
         MADE: MADE.replace("loss_fn=loss_fn", "loss_fn=loss_fn, scale_grads=False"),
         LOSS: f"{LOSS} / 8",
     }
-    for old, new in edits.items():
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    results = checked(text, tmp_path, nproc=2)
+    results = checked(with_patches(text, *(Edit(*edit) for edit in edits.items())), tmp_path, nproc=2)
     assert results.answer == "right", results.findings
     assert all(finding.answer != "warning" for finding in results.findings)
 
@@ -81,8 +81,7 @@ def test_stages_that_are_not_the_whole_model_are_unknown(tmp_path: Path) -> None
     # What a stage computes depends on how often it was called: played again, it is another.
     calls = "    calls = 0\n\n    def forward(self, x):\n        self.calls += 1\n        if self.head is not None:\n"
     calls += "            x = x * (1 + 0.01 * self.calls)\n        if self.embed is not None:"
-    assert text.count(forward) == 1
-    results = checked(text.replace(forward, calls), tmp_path, nproc=2)
+    results = checked(with_patches(text, Edit(forward, calls)), tmp_path, nproc=2)
     assert results.answer == "unknown", results.findings
     said = next(finding for finding in results.findings if finding.question == "replay")
     assert said.message.fields["why"].id == "chain_has_another_loss"

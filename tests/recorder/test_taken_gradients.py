@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.recorder.parameters import TakenGradients
-from samestep.recorder.untrained import Untrained
+from samestep.recorder.untrained_tensors import Untrained
 
 Clear = Callable[[Tensor], None]
 

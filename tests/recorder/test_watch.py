@@ -15,8 +15,11 @@ from budget import budget
 from recorder.plant import text_of
 
 LOOP = """
+import random
 import sys
+from multiprocessing.process import BaseProcess
 import torch
+import torch.distributed.tensor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import samestep
@@ -26,7 +29,10 @@ rows = torch.randn(24, 4)
 loader = DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=4, shuffle=True)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-before = nn.Module.__call__, torch.autograd.backward
+owners = [module for name, module in [*sys.modules.items()] if name.startswith("torch")]
+owners += {kind for module in owners for kind in [*vars(module).values()] if isinstance(kind, type)}
+owners += [random, model, loader, optimizer, torch.Tensor, *BaseProcess.__mro__]
+before = [dict(vars(owner)) for owner in owners], [*sys.meta_path]
 watched = samestep.watch(model, optimizer, loader, steps=3)
 taken = 0
 for number, (x, y) in enumerate([*loader, *loader]):
@@ -36,13 +42,14 @@ for number, (x, y) in enumerate([*loader, *loader]):
         optimizer.step()
         optimizer.zero_grad()
         taken += 1
-assert taken == 6 and before == (nn.Module.__call__, torch.autograd.backward)
-held = [module for name, module in [*sys.modules.items()] if name.startswith("torch")]
-held += [kind for module in held for kind in [*vars(module).values()] if isinstance(kind, type)]
-found = [(name, value) for each in held for name, value in vars(each).copy().items()]
-functions = [(name, value) for name, value in found if type(value) is type(lambda: 0)]
-left = [name for name, value in functions if "/samestep/recorder/" in value.__code__.co_filename]
-assert not left, left  # of ours in torch
+assert taken == 6 and before[1] == sys.meta_path
+for owner, attributes in zip(owners, before[0]):
+    now = vars(owner)
+    changed = [name for name, value in attributes.items() if callable(value) and now.get(name) is not value]
+    added = [name for name in now if name not in attributes and callable(now[name]) and not isinstance(now[name], type)]
+    assert not changed and not added, (owner, changed, added)
+del owners, owner, before, attributes, now
+print("weights", model.weight.tolist(), "end")
 print("found", watched.results().answer)
 """
 WATCHED = "    for epoch in range(5):\n"
@@ -59,9 +66,14 @@ def said(text: str, folder: Path, ranks: int) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.check
 def test_one_process_is_watched_and_goes_on(tmp_path: Path) -> None:
-    found = said(LOOP.replace("loss.backward()", "(loss / 2).backward()"), tmp_path, 1)
+    text = LOOP.replace("loss.backward()", "(loss / 2).backward()")
+    found = said(text, tmp_path, 1)
     assert "nothing wrong" in found and "found right" in found
+    begin, end = text.index("watched = "), text.index("taken = 0")
+    plain = said(text[:begin] + text[end:].rpartition("print")[0], tmp_path, 1)
+    assert plain.startswith("weights") and plain in found
 
 
 def test_a_model_is_freed_after_it_was_watched(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from full_disk import fill
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said
-from samestep.records.files import SCHEMA, _adapter, as_json, finite, from_json, read, write, write_json
+from samestep.records.files import OLDEST, SCHEMA, _adapter, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import MeasureTask, Plan, ProveTask
 from samestep.records.record import (
@@ -84,7 +84,7 @@ def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema": SCHEMA - 1}, f"was written by an older samestep (schema {SCHEMA - 1}, this one has {SCHEMA})"),
+        ({"schema": OLDEST - 1}, f"was written by an older samestep (schema {OLDEST - 1}, this one has {SCHEMA})"),
         ({"schema": SCHEMA + 1}, f"was written by a newer samestep (schema {SCHEMA + 1}, this one has {SCHEMA})"),
         ({"schema": None}, "was written by an older samestep"),
         ({"shaken": 3}, "was written by another version of samestep: shaken: Unexpected keyword argument"),

@@ -10,7 +10,7 @@ import pytest
 
 from samestep.errors import UserError
 from samestep.message import as_said
-from samestep.records.files import SCHEMA
+from samestep.records.files import OLDEST, SCHEMA
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
     CompareResults,
@@ -68,7 +68,7 @@ def test_results_are_read_as_they_were_written(results: CompareResults | Evaluat
     assert read_results(type(results), tmp_path) == results
 
 
-@pytest.mark.parametrize(("schema", "age"), [(SCHEMA - 1, "an older"), (SCHEMA + 1, "a newer")])
+@pytest.mark.parametrize(("schema", "age"), [(OLDEST - 1, "an older"), (SCHEMA + 1, "a newer")])
 def test_results_of_another_samestep_are_refused(schema: int, age: str, tmp_path: Path) -> None:
     write_results(PROOF, tmp_path)
     path = tmp_path / "results.json"

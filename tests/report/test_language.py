@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import golden_file
 import pytest
 
+from samestep.doctor.probes.variables import known_variables
 from samestep.errors import UserError, say
 from samestep.message import AS_SAID, Message, as_said, message
 from samestep.report import language
@@ -17,14 +19,19 @@ from samestep.report import language
 PACKAGE = Path(__file__).parents[2] / "src" / "samestep"
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def calls() -> Iterator[tuple[str, str, set[str] | None]]:
     """Yields (place, id, names of the fields; None where some come by **) of each message that the code makes."""
     for path in sorted(PACKAGE.rglob("*.j2")):
         for found in re.finditer(r'\bmessage\("(\w+)"(?=([^}%]*))', path.read_text()):
             yield path.name, found[1], set(re.findall(r"(\w+)=", found[2]))
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "message":
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "message":
                 place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
                 names = {keyword.arg for keyword in node.keywords if keyword.arg}
                 complete = all(keyword.arg for keyword in node.keywords)
@@ -38,9 +45,10 @@ def calls() -> Iterator[tuple[str, str, set[str] | None]]:
 
 def test_each_message_has_sentences_with_its_fields() -> None:
     for place, identity, names in calls():
-        assert identity in language.catalogue(), f"{place}: {identity} is in no file of report/sentences"
+        sentences = language.templates_of(identity)
+        assert sentences, f"{place}: {identity} is in no file of report/sentences, and is no rule"
         for into in language.LANGUAGES:
-            shown = language.names_of(language.catalogue()[identity][into])
+            shown = language.names_of(sentences[into])
             assert names is None or shown <= names, f"{place}: {identity} has no field {shown - (names or set())}"
 
 
@@ -49,13 +57,15 @@ def test_each_id_is_plain_said_somewhere_and_in_both_languages() -> None:
     # Where the id is chosen apart from the call, it stands in the code as a text of its own.
     texts = {
         node.value
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     # The meaning of an environment variable has the variable's name.
-    texts |= {word.lower() for text in texts for word in text.split() if word.isupper()}
-    for identity, sentences in language.catalogue().items():
+    texts |= {name.lower() for name in known_variables()} | {known.cost for known in known_variables().values()}
+    for identity in language.sentence_ids():
+        sentences = language.templates_of(identity)
+        assert sentences
         assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", identity)
         assert set(sentences) == {*language.LANGUAGES}, f"{identity} is not in each language"
         english, chinese = (language.names_of(sentences[into]) for into in language.LANGUAGES)
@@ -86,7 +96,8 @@ class _Example(Mapping[str, object]):
 @pytest.mark.parametrize("into", language.LANGUAGES)
 def test_the_golden_file_holds_every_sentence(into: language.Language) -> None:
     lines = []
-    for identity, sentences in sorted(language.catalogue().items()):
+    for identity in language.sentence_ids():
+        sentences = language.templates_of(identity) or {}
         counts = (1, 3) if re.search(r"\{\w+:", sentences[into]) else (3,)
         examples = [Message(identity, {**_Example(sentences[into], count)}) for count in counts]
         lines += [identity, *(f"    {language.text(example, into)}" for example in examples)]
@@ -106,7 +117,8 @@ VALUES += [
 
 def test_each_sentence_is_made_whatever_its_fields() -> None:
     """A message may come from anybody's file: without a field, or with any value in its place."""
-    for identity, sentences in language.catalogue().items():
+    for identity in language.sentence_ids():
+        sentences = language.templates_of(identity) or {}
         names = language.names_of(sentences["en"])
         without = [{name: 3 for name in names if name != absent} for absent in names]
         for fields in [{}, *without, *({name: value for name in names} for value in VALUES)]:

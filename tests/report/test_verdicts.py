@@ -10,6 +10,7 @@ import golden_file
 import pytest
 from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
+from said import tells
 from samestep.commands.exit_codes import exit_code
 from samestep.message import message
 from samestep.records.results import CompareResults, EngineResult, Inexactness, OneProcess, Proof, Summary
@@ -120,8 +121,11 @@ def test_a_ratio_beyond_the_ranks_is_called_so(low: float, is_said: bool, result
     found = with_row(keep(results, "single", "ddp"), 1, ratio=replace(TOO_FAST, low=low))
     assert found.engines[1].ranks == 2
     for said in (notes(found), footer(found)):
-        assert any("no speed-up of divided work" in sentence for sentence in said) == is_said
-    assert ("3.79 × one process" in headline(found)) != is_said
+        assert (
+            any(tells(sentence, "faster_than_ranks_allow", engine="ddp (torchrun)", ranks=2) for sentence in said)
+            == is_said
+        )
+    assert tells(headline(found), "fastest_here", ratio="3.79") != is_said
 
 
 def test_a_faster_engine_that_differs_does_not_win(results: CompareResults) -> None:
@@ -140,7 +144,7 @@ def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: Co
     proven = replace(keep(results, "ddp", "fsdp"), same_as_one_process=YES)
     said = message("ranks_compute_what_one_process_does", ranks=2, steps=8, compared=None, tensors=None)
     assert notes(proven)[-1] == text(said, "en")
-    assert "trains on 2 ranks as in one process" in headline(proven)
+    assert tells(headline(proven), "job_trains_as_in_one_process", ranks=2)
     results = replace(results, same_as_one_process=None)
     assert not any("whole batch" in note for note in notes(results))
 
@@ -151,8 +155,8 @@ def test_no_yes_stands_beside_an_engine_that_is_not_proven(verdict: Any, results
     trains nothing, and stands in nobody's way."""
     engines = [EngineResult("same", engine="ddp", replicas=2), EngineResult(verdict, engine="fsdp", replicas=2)]
     beside = replace(results, engines=engines, same_as_one_process=YES)
-    begins = "2 ranks compute" if verdict == "refused" else "Not said of fsdp, whose training is not proven"
-    assert notes(beside)[-1].startswith(begins)
+    of_reference, of_all = "reference_computes_what_one_process_does", "ranks_compute_what_one_process_does"
+    assert tells(notes(beside)[-1], of_all if verdict == "refused" else of_reference, engines="fsdp", ranks=2, steps=8)
     assert "one process" not in headline(replace(beside, engines=engines[1:]))
     assert notes(replace(beside, engines=engines[1:]))[-1].startswith("Not said of fsdp")
     absent = replace(beside, engines=[engines[0], EngineResult("unavailable", engine="fsdp")])

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from messages import explains
+from messages import explains, ids
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from resume.faults import FAULTS, ResumeFault
@@ -80,6 +80,7 @@ def plant(fault: ResumeFault, references: References) -> dict[str, Any]:
         "named": first.quantity in fault.named,
         "explained": explains(first.cause, fault.cause),
         "cause": str(first.cause),
+        "ids": sorted(ids(first.cause)),
         **{key: getattr(first, key) for key in shown},
     }
 

@@ -24,20 +24,27 @@ def test_verify_interrupts_and_another_engine_continues(tmp_path: Path) -> None:
     assert {"ddp-fork-0", "ddp-fork-0-continued"} == folders
 
 
+@pytest.mark.check
 def test_more_ranks_than_began_continue(tmp_path: Path) -> None:
     """The new rank has no part in what the first launch has recorded."""
     given = ["verify", DRAWN, "--set", "rows=29", "--engine", "ddp", "--nproc", "2"]
-    done = samestep(*given, "--resume", "--resume-nproc", "3", "--resume-engine", "fsdp", out=tmp_path / "out")
+    done = samestep(
+        *given, "--resume", "--resume-nproc", "3", "--resume-engine", "fsdp", "--json", out=tmp_path / "out"
+    )
     assert done.returncode == 0, done.stderr
-    assert "ddp 2 -> fsdp 3  fork      same step" in done.stdout
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (row["engine"], row["replicas"], row["launcher"], row["verdict"]) == ("ddp", 2, "fork", "same")
+    assert row["continued_by"] == {"engine": "fsdp", "replicas": 3}
 
 
 @pytest.mark.check
 def test_more_ranks_than_began_continue_what_is_inexact(tmp_path: Path) -> None:
     given = ["verify", DRAWN, "--set", "rows=29", "--engine", "amp", "--nproc", "2"]
-    done = samestep(*given, "--resume", "--resume-nproc", "3", out=tmp_path / "out")
+    done = samestep(*given, "--resume", "--resume-nproc", "3", "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "amp 2 -> amp 3  fork      approximate" in done.stdout
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (row["engine"], row["replicas"], row["launcher"], row["verdict"]) == ("amp", 2, "fork", "approximate")
+    assert row["continued_by"] == {"engine": "amp", "replicas": 3}
 
 
 def test_other_ranks_are_checked() -> None:

@@ -18,6 +18,7 @@ def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return samestep("run", f"{JOBS}:greedy", "--nproc", "2", "--json", *words, out=out)
 
 
+@pytest.mark.check
 def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     done = run(tmp_path / "whole")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr

@@ -28,6 +28,8 @@ def section(printed: str, name: str) -> str:
     return found[2]
 
 
+pytestmark = pytest.mark.check  # a run of pytest with many tests of several ranks
+
 PASSED = [
     "test_sum",
     "test_without_a_group",

@@ -122,6 +122,7 @@ def test_a_wrong_argument_is_one_sentence(arguments: dict[str, object], says: st
     assert not caught.value.pytrace
 
 
+@pytest.mark.check
 def test_other_parameters_in_a_rank_are_told(tmp_path: Path) -> None:
     """A parameter that each process computes for itself, as a set's order is."""
     source = """
@@ -144,6 +145,7 @@ def test_ranks_that_are_not_forked(tmp_path: Path) -> None:
     assert "1 failed, 2 passed" in run(tmp_path, HEAD + SOME).stdout
 
 
+@pytest.mark.check
 def test_a_fixture_of_the_session_that_fails_in_its_teardown(tmp_path: Path) -> None:
     """It ends with the last test on its ranks, which reports it, though a test without ranks follows."""
     source = """

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from budget import wait_until
 from said import refuses
+from samestep.launch.end import local_pids
 from samestep.records.launch_files import (
     OF_A_CHECK,
     OF_A_LAUNCH,
@@ -19,6 +23,7 @@ from samestep.records.launch_files import (
     OF_RANKS,
     OF_SPOT_CHECKS,
 )
+from samestep.records.record import rank_files
 from samestep.world.regular_files import (
     fresh_folder,
     make_folder,
@@ -26,6 +31,7 @@ from samestep.world.regular_files import (
     open_end,
     open_kept,
     open_new,
+    paths_in,
     remove_file,
     remove_folder,
 )
@@ -127,3 +133,34 @@ def test_a_device_stays(tmp_path: Path) -> None:
         with refuses("place_is_taken"):
             clear(device)
     assert stat.S_ISCHR(device.lstat().st_mode)
+
+
+def test_a_folder_that_goes_while_it_is_listed_holds_nothing(tmp_path: Path) -> None:
+    """Another process removes it between two calls of the operating system: Path.glob raises then."""
+    folder, go_on = tmp_path / "out", threading.Event()
+
+    def come_and_go() -> None:
+        while not go_on.is_set():
+            folder.mkdir()
+            (folder / "rank0.log").touch()
+            shutil.rmtree(folder)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        wait_until(lambda: _raises(lambda: [*folder.glob("rank*.log")]), "a plain glob has not met the folder's end")
+        for _ in range(500):
+            assert paths_in(folder, "rank*.log") in ([], [folder / "rank0.log"])
+            rank_files(folder)
+            local_pids(folder)
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def _raises(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except OSError:
+        return True
+    return False

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samestep.bounds import OTHER_ORDER_APART
 from samestep.commands.check import SEED, prepare_folder, record_script
 from samestep.commands.command_options import CheckOptions
 from samestep.commands.compared_sides import Side, first_run, second_run
@@ -28,9 +29,10 @@ from samestep.message import Message, message
 from samestep.proof.script import first_divergence
 from samestep.proof.script.changed_lines import changed_lines
 from samestep.proof.script.diff import answer_of, compare_records
+from samestep.proof.script.places import Sources
 from samestep.proof.script.record_pair import RecordPair
 from samestep.proof.script.replay import coarser_of
-from samestep.proof.script.sites import Sources, files_of, located
+from samestep.proof.script.sites import files_of, located
 from samestep.records.call_site import CallSite, ChangedLines
 from samestep.records.files import write
 from samestep.records.findings import DiffResults, Finding
@@ -42,9 +44,8 @@ from samestep.report.language import with_english
 from samestep.world.regular_files import make_folder, read_regular
 
 FIRST, SECOND = "before", "after"  # the folders of the records
-SHOWN = 3  # changed places
-SITES = 2  # lines of each side
-ROUNDING = 2e-6  # of a first step's gradient: what another order of additions usually makes in float32
+SHOWN = 3  # how many changed places are shown
+SITES = 2  # how many lines of each side are shown
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _recorded(options: CheckOptions, plan: ScriptPlan, side: Side, top: Path, py
     given = os.environ.get("PYTHONPATH", "")
     search = [*paths_of_copy(top, side.top), *([given] if given else [])]
     variables = {"PYTHONPATH": os.pathsep.join(search)} if search else {}
-    # The order of a set's texts is drawn by each process.
+    # Each process orders the texts of a set in its own way.
     variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")
     if python != sys.executable:
         variables["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
@@ -133,7 +134,7 @@ def _recorded(options: CheckOptions, plan: ScriptPlan, side: Side, top: Path, py
 
 
 def _is_below(path: Path, top: Path) -> bool:
-    """Whether a word of the command line is an absolute path below a folder."""
+    """Returns whether a word of the command line is an absolute path below a folder."""
     with suppress(OSError, ValueError):
         return path.is_absolute() and path.resolve().is_relative_to(top)
     return False
@@ -148,13 +149,13 @@ def _compared(
     divergence = first_divergence(findings)
     found = next((finding for finding in findings if divergence and finding.divergence == divergence), None)
     changes = _changes(sides, revision, found) if revision else []
-    shown = [_in_place(finding, sides, top, revision) for finding in findings]
+    placed_findings = [_in_place(finding, sides, top, revision) for finding in findings]
     return DiffResults(
         first=sides[0].run.title,
         second=sides[1].run.title,
         steps=pair.steps,
         answer=answer_of(findings),
-        findings=shown,
+        findings=placed_findings,
         first_divergence=divergence,
         notes=_notes(pair, first_divergence(findings) is None),
         changes=changes[:SHOWN],
@@ -240,7 +241,7 @@ def _notes(pair: RecordPair, same: bool) -> list[Message]:
     if same:
         notes.append(message("what_was_compared", steps=pair.steps))
         distance = pair.distances[0] if pair.steps else None
-        if distance is not None and distance > ROUNDING * coarser_of(pair.first):
+        if distance is not None and distance > OTHER_ORDER_APART * coarser_of(pair.first):
             notes.append(message("further_apart_than_rounding", distance=distance))
         if distance:
             notes += _other_functions(pair, distance)

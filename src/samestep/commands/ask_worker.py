@@ -40,9 +40,9 @@ def ask(question: Question, deadline_s: float | None = None, tell_s: float | Non
     return _answer("--inspect", question, Inspection, what, deadline_s=deadline_s, tell_s=tell_s)
 
 
-def ask_script(question: EjectQuestion) -> str:
-    """Returns the stand-alone script of a job on an engine. Raises UserError as `ask`."""
-    return _answer("--eject", question, Script, message("job_is_being_built", job=question.job)).text
+def ask_script(question: EjectQuestion) -> Script:
+    """Returns the script of a job on an engine. Raises UserError as `ask`."""
+    return _answer("--eject", question, Script, message("job_is_being_built", job=question.job))
 
 
 def ask_probes(question: ProbeQuestion, deadline_s: float) -> Probes:
@@ -80,7 +80,7 @@ def _start_worker(arguments: list[str], log: Path, deadline_s: float | None) -> 
     for purpose in ("ranks", "reference"):
         if worker := fork_client.fork(purpose, arguments, environment, log, deadline_s):
             return worker
-    with open_new(log) as output:  # no pipe: processes that the job started would keep it open
+    with open_new(log) as output:  # a file and no pipe, which processes that the job started would keep open
         return subprocess.Popen(
             [sys.executable, *module_arguments("samestep.worker"), *arguments],
             stdin=subprocess.DEVNULL,

@@ -29,8 +29,8 @@ from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.world.mesh import Mesh
 
-MOST_PARTS = 8  # of a mesh that are tried: all of three axes
-SECONDS_OF_ONE = 60.0  # after which a launch on a part is ended, and what it would have shown is not known
+MOST_PARTS = 8  # the most parts of a mesh that are tried: all of three axes
+SECONDS_OF_ONE = 60.0  # after so many seconds a launch on a part is ended, and its result stays unknown
 
 # Starts what a plan says, and returns its record. facts: of the engine; None: the reference.
 Start = Callable[[Plan | ReferencePlan, EngineFacts | None], Record]
@@ -50,7 +50,7 @@ def with_origin(inspected: InspectedSetup, verdict: Verdict, plan: Plan, start: 
         parts = Parts(inspected, verdict, plan, start)
         origin = origin_of(tried_axes(plan.mesh, parts.tried), is_failure=verdict.verdict == "failed")
         return replace(verdict, origin=with_module(origin, verdict, parts.played(plan.mesh), parts.whole))
-    except (UserError, TrainingFailed):  # what is wrong stands, without an origin
+    except (UserError, TrainingFailed):  # the verdict stays as it is, without an origin
         return verdict
 
 

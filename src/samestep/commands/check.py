@@ -30,7 +30,7 @@ from samestep.message import Message, message
 from samestep.proof.script import judge, with_coefficients, with_replay, with_sites
 from samestep.proof.script.coefficients import one_process_decides
 from samestep.proof.script.first_module import OF_A_MODULE
-from samestep.proof.script.pipelines import PipelineLayout
+from samestep.proof.script.layout import Layout
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
@@ -44,8 +44,9 @@ from samestep.records.script import CLOSURES, PLAN, STEP, ClosureRecord, ScriptP
 from samestep.report.language import with_english
 from samestep.version import __version__
 from samestep.world import RankVariables, become_worker
+from samestep.world.regular_files import paths_in
 
-SEED = 1_905_683_417  # no number that a script is likely to seed with
+SEED = 1_905_683_417  # a number with which hardly any script seeds
 
 
 def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
@@ -68,7 +69,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         steps=options.steps,
         keep=keep,
         module=options.module,
-        # Such a record is one to compare with.
+        # A record without a replay is made to be compared with another one.
         weights=not options.replay,
         seed=None if options.replay else SEED,
     )
@@ -81,7 +82,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
 
         results = judge(plan, ranks, record, typed_command())
         results = with_coefficients(results, ranks, sources)
-        if PipelineLayout.of(ranks):
+        if Layout.of(ranks).kind == "pipeline":
             pass  # the ranks have played the chain of their stages, which is judged already
         elif keep and (by_hand := judged_by_hand(results, plan, ranks, record, play)):
             results = by_hand
@@ -97,11 +98,14 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         fork_client.close()
     results = with_sites(results, ranks, sources, Path.cwd())
     if options.fix:
-        here = Path.cwd()
+        current_folder = Path.cwd()
 
         def again(copy: Path, out: Path) -> CheckResults:
             moved = [
-                str(copy / Path(word).relative_to(here)) if Path(word).is_relative_to(here) else word for word in words
+                str(copy / Path(word).relative_to(current_folder))
+                if Path(word).is_relative_to(current_folder)
+                else word
+                for word in words
             ]
             return check(replace(options, out=out, fix=False), moved)
 
@@ -148,7 +152,7 @@ def record_script(
     folder = Path(plan.out)
     write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
     record = _run(options, folder, options.nproc, command, python)
-    plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
+    plan = read(ScriptPlan, folder / PLAN)  # the record that a command's ranks complete
     return plan, [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)], record
 
 
@@ -181,7 +185,7 @@ def _run(
         try:
             return _supervise(recorded(words, folder, nproc), options, folder, nproc)
         except TrainingFailed as error:
-            if list(folder.glob("pid-rank*")):
+            if paths_in(folder, "pid-rank*"):
                 raise
             why = message("command_started_no_rank", command=words[0], ranks=nproc, error=error.message)
             raise TrainingFailed(why) from None
@@ -195,7 +199,7 @@ def _run(
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether the words of the command line are a command, and not a Python script with its arguments."""
+    """Returns whether the words of the command line are a command, and not a Python script with its arguments."""
     return not words[0].endswith(".py") and shutil.which(words[0]) is not None
 
 
@@ -203,7 +207,7 @@ def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
     """Returns a command whose ranks run the plan in a folder, each with the script that the command gives it."""
     env = become_worker.install(folder, os.environ) | {become_worker.PLAN: str(folder / PLAN)}
     env |= {become_worker.LAUNCHERS: json.dumps(rank_variables(os.environ, nproc))}
-    # Which launcher it is, is not known.
+    # The launcher is not known.
     return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))
 
 
@@ -245,7 +249,7 @@ def _why_unequal(folder: Path, nproc: int) -> Message | None:
     error = record.error()
     if error is None or not error.lost_peer:
         return None
-    taken = [len([*folder.glob(f"rank{rank}.{STEP.format('*')}.npz")]) for rank in range(nproc)]
+    taken = [len(paths_in(folder, f"rank{rank}.{STEP.format('*')}.npz")) for rank in range(nproc)]
     written = record.written()
     records = {rank: read(ScriptRecord, folder / f"rank{rank}.json") for rank in written}
     taken = [len(records[rank].steps) if rank in records else steps for rank, steps in enumerate(taken)]

@@ -12,8 +12,9 @@ from samestep.commands.check_replay import Run, play, work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import without_by_hand
-from samestep.proof.script.by_hand import ByHand, Division
+from samestep.proof.script.by_hand import Division
 from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
+from samestep.proof.script.layout import ByHand, Layout
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.slices import Unclipped, findings_along_data, unclipped_gradients
 from samestep.records.files import read
@@ -27,7 +28,7 @@ def judged_by_hand(
 ) -> CheckResults | None:
     """Returns the results of a script that divides its model itself; None where it does not, and is to be judged as any
     other."""
-    layout = ByHand.of(ranks)
+    layout = Layout.of(ranks).by_hand
     if layout is None:
         return None
     played = _played(plan, ranks, layout, run)
@@ -76,7 +77,7 @@ def _played(
     """Returns how the replay went, and of how many ranks the script was told; or why there is none."""
     if not all((Path(plan.out) / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
-    # Of the last attempt, which is told what the script was when it was recorded.
+    # The error of the last attempt counts: it is told as many ranks as the recorded script was.
     error: Exception | None = None
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
         work = work_folder(plan, Path(temporary))

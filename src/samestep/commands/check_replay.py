@@ -1,6 +1,6 @@
 """Plays a recorded script again in one process, in a copy of the working directory.
 
-What the replay writes there is not the user's, and what the recording wrote is not in it.
+The replay writes no file of the user's, and reads none that the recording has written.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from pathlib import Path
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
-from samestep.proof.script import pipeline_stages
-from samestep.proof.script.by_hand import ByHand
+from samestep.proof.script.assembled import ReplicaRecord, of_replicas
 from samestep.proof.script.first_module import with_module, with_places
-from samestep.proof.script.layout import Layout, ReplicaRecord, of_replicas
+from samestep.proof.script.layout import ByHand, Layout, TensorLayout
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replica_causes import cause_within_replica
 from samestep.proof.script.replicas import of_one_replica
@@ -40,8 +39,9 @@ from samestep.world.regular_files import make_folder, read_regular, remove_made_
 
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process
 COPIED = 1 << 20  # bytes of a file that is copied; a larger one is linked
-ENTRIES, ALL = 1000, 20_000  # of a folder that is copied, and of all; a larger folder is linked as a whole
-LEVELS = 3  # of folders above the working directory that a script may name
+# The most entries of a folder that is copied, and of all; a larger folder is linked as a whole.
+ENTRIES, ALL = 1000, 20_000
+LEVELS = 3  # how many folders above the working directory a script may name
 ABOVE = re.compile(r"""["'\s=]((?:\.\./)*\.\.)(?:/([^"'\s]*))?(?=["'\s])""")  # '..', '../..', '../data/train.bin'
 ABOVE_FILE = re.compile(r"dirname\(|\.parents?\b")  # of __file__, on the search path
 LINKED = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "site-packages"}
@@ -57,18 +57,18 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         return [not_replayed(why)]
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
         work = work_folder(plan, Path(temporary))
-        layout = Layout.of(ranks)
+        layout = Layout.of(ranks).tensors
         try:
             result, told_ranks = _play_or_tell(plan, ranks, work, run, layout)
         except (TrainingFailed, UserError) as error:
             return [not_replayed(message("script_fails_in_one_process", error=error.message))]
         findings = _judged(result, ranks, layout, record, folder)
         if layout and told_ranks == len(ranks) > 1 and all(finding.answer == "right" for finding in findings):
-            # What depends on that number is another with another one; a script may also take it for its replicas'.
+            # A value that depends on this number changes with it; a script may take it for its number of replicas.
             with suppress(TrainingFailed):
                 again = play(plan, ranks, work, run, layout=layout, told_ranks=2 * told_ranks)
-                other = _judged(again, ranks, layout, record, folder)
-                told_ranks = 1 if all(finding.answer == "right" for finding in other) else told_ranks
+                findings_again = _judged(again, ranks, layout, record, folder)
+                told_ranks = 1 if all(finding.answer == "right" for finding in findings_again) else told_ranks
     if not layout:
         if result.feed != "whole":
             return findings
@@ -83,7 +83,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
 
 
 def _judged(
-    result: ReplayRecord, ranks: Sequence[ScriptRecord], layout: Layout | None, record: Record, folder: Path
+    result: ReplayRecord, ranks: Sequence[ScriptRecord], layout: TensorLayout | None, record: Record, folder: Path
 ) -> list[Finding]:
     """Compares what was played last with the ranks, or their replicas."""
     replayed, size = folder / REPLAY_FOLDER, len(ranks)
@@ -96,7 +96,7 @@ def _judged(
 def with_modules(findings: Sequence[Finding], plan: ScriptPlan, ranks: Sequence[ScriptRecord]) -> list[Finding]:
     """Returns findings; those of ranks that share out a model with the module that computes something else than in the
     replay, if there was one."""
-    path, layout = Path(plan.out) / REPLAY_FOLDER / "rank0.json", Layout.of(ranks)
+    path, layout = Path(plan.out) / REPLAY_FOLDER / "rank0.json", Layout.of(ranks).tensors
     if layout is None or not layout.tensor or not path.exists():
         return [*findings]
     one_process, size = read(ScriptRecord, path), len(layout.replicas[0])
@@ -112,7 +112,7 @@ def work_folder(plan: ScriptPlan, temporary: Path) -> Path:
 
 
 def _play_or_tell(
-    plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, layout: Layout | None
+    plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, layout: TensorLayout | None
 ) -> tuple[ReplayRecord, int]:
     """Plays the record; a script that divides the ranks by the size of a replica, and so cannot run as one, is told
     that there are as many as a replica has. Returns how many it was told, too."""
@@ -133,7 +133,7 @@ def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:
     """Returns why a record is not to be replayed; None where it is."""
     if not min(len(rank.steps) for rank in ranks):
         return message("no_step_to_replay")
-    if not Layout.of(ranks) and len(pipeline_stages(ranks)) > 1:
+    if Layout.of(ranks).kind == "stages":
         return message("pipeline_stages_not_replayed")
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
@@ -146,7 +146,7 @@ def play(
     work: Path,
     run: Run,
     *,
-    layout: Layout | ByHand | None,
+    layout: TensorLayout | ByHand | None,
     in_turn: bool = False,
     told_ranks: int = 1,
     small_gradients: bool = False,
@@ -154,7 +154,7 @@ def play(
     """Plays a record once; the first step alone with small gradients, which nothing clips. layout: of ranks that share
     out a model."""
     folder, steps = Path(plan.out) / REPLAY_FOLDER, ranks[0].steps
-    remove_made_folder(folder)  # of another replay
+    remove_made_folder(folder)  # files of another replay
     make_folder(folder)
     replay_plan = ReplayPlan(
         record=plan.out,
@@ -219,7 +219,7 @@ def copy_beside(plan: ScriptPlan, work: Path) -> None:
 
 
 def _is_module(entry: os.DirEntry[str]) -> bool:
-    """Whether a folder's entry is a Python module, or a folder that holds some."""
+    """Returns whether a folder's entry is a Python module, or a folder that holds some."""
     if entry.is_file():
         return entry.name.endswith(".py")
     with suppress(OSError):
@@ -242,7 +242,7 @@ def _copy_path(source: Path, target: Path, since: float) -> None:
 
 
 def _copy(source: Path, target: Path, since: float, without: Path, left: list[int]) -> None:
-    """left: how many more entries may be copied, in its one element."""
+    """Copies a folder's entries. left: how many more entries may be copied, in its one element."""
     target.mkdir(parents=True)
     with suppress(OSError), os.scandir(source) as scan:
         entries = list(scan)

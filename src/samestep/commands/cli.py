@@ -40,7 +40,6 @@ from samestep.commands.grouped_help import GroupedHelp
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 from samestep.records.redaction import typed_command
-from samestep.world.regular_files import open_new
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -318,23 +317,39 @@ def diff(
 
 @app.command(cls=GroupedHelp)
 @with_exit_code
+def explain(
+    identity: Annotated[str, typer.Argument(metavar="[ID]", help="As `samestep check --json` names it.")] = "",
+) -> int:
+    """Explain a mistake that samestep check names: its sentence, lines that have it, and the right ones. Without an ID,
+    list all."""
+    from samestep.commands.explain import explained, mistakes
+
+    print("\n\n".join(explained(identity)) if identity else "\n".join(mistakes()))
+    return 0
+
+
+@app.command(cls=GroupedHelp)
+@with_exit_code
 @from_command_line
 def eject(options: EjectOptions) -> int:
-    """Write one stand-alone script of the job on an engine, with no samestep in it."""
+    """Write a script of the job on an engine, and beside it what it needs: it runs where there is no samestep."""
     from samestep.commands.ask_worker import ask_script
+    from samestep.commands.script_files import write_script
+    from samestep.message import message
     from samestep.records.inspection import EjectQuestion
+    from samestep.report import language as language  # the sentences of what is said
     from samestep.world.mesh import parse_mesh
 
-    to = Path(options.to) if options.to else None
-    if to is not None and os.path.lexists(to):
-        raise UserError(f"{to} exists, and would be replaced; give another name with --to")
+    script_path = Path(options.to) if options.to else None
+    if script_path is not None and os.path.lexists(script_path):
+        raise UserError(f"{script_path} exists, and would be replaced; give another name with --to")
     settings = texts(options.settings), texts(options.engine_settings)
-    file = to.name if to else "train.py"
+    file = script_path.name if script_path else "train.py"
     mesh = parse_mesh(options.mesh)
     size = options.nproc or (mesh.size if mesh else 2)
     if mesh:
         mesh.check_ranks(size)
-    text = ask_script(
+    script = ask_script(
         EjectQuestion(
             job=str(options.job),
             settings=settings[0],
@@ -345,18 +360,11 @@ def eject(options: EjectOptions) -> int:
             mesh=str(mesh or ""),
         )
     )
-    if to is None:
-        print(text, end="")
+    if script_path is None:
+        print(script.made[file], end="")
+        say(message("script_needs_files", files=[*[*script.made][1:], *script.copied]))
         return 0
-    try:
-        with open_new(to) as script:
-            script.write(text.encode())
-    except OSError as error:
-        raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
-    from samestep.message import message
-    from samestep.report import language as language
-
-    say(message("file_written", file=to))
+    write_script(script, script_path)
     return 0
 
 

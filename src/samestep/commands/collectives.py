@@ -35,7 +35,7 @@ from samestep.world.network import check_master
 
 GROUP = "group"  # the kind of processes that the launchers start
 SHOWN_DTYPE, SHOWN_ELEMENTS = "int64", 2
-HELD = 2  # messages in a rank's memory: what it gives, and what it gets
+HELD = 2  # messages in a rank's memory: the one that it sends, and the one that it receives
 
 
 def collectives(options: CollectivesOptions) -> CollectiveResults | None:

@@ -202,7 +202,8 @@ class VerifyOptions(ProofOptions):
         return self.also
 
     def _as_threads(self, resumes: bool) -> bool:
-        """Whether the ranks are threads. Raises UserError for another word than the two, and for what threads lack."""
+        """Returns whether the ranks are threads. Raises UserError for another word than the two, and for what threads
+        lack."""
         if self.ranks_as not in (PROCESSES, THREADS):
             hint = nearest_name(self.ranks_as, [PROCESSES, THREADS])
             raise UserError(message("option_has_no_such_value", flag="--as", value=self.ranks_as, hint=hint))
@@ -307,7 +308,7 @@ class EjectOptions(EngineOptions):
     to: Annotated[
         str | Path | None,
         Typed(Path | None),
-        Option(help="File to write; stdout by default. An existing file is never replaced."),
+        Option(help="File to write, beside those that it needs; without it the script alone goes to stdout."),
     ] = None
 
 
@@ -409,8 +410,8 @@ class CheckOptions(Options):
     @property
     def compares(self) -> bool:
         """Whether the steps are compared with those of another side."""
-        others = (self.against, self.against_nproc, self.against_command)
-        return bool(self.packages) or any(other is not None for other in others)
+        options = (self.against, self.against_nproc, self.against_command)
+        return bool(self.packages) or any(option is not None for option in options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,7 +443,7 @@ class DoctorOptions(Options):
     """The options of `samestep doctor`. job: its file must be the same on all machines; '': not compared. out: the
     folder whose disk is looked at; None: runs/. quick: leaves out the probes that need torch."""
 
-    NOT_TYPED = ("max_restarts", "threads", "interface")  # of a training alone
+    NOT_TYPED = ("max_restarts", "threads", "interface")  # options of a training alone
 
     job: Annotated[str, Argument(metavar="[JOB]", help="A job whose file must be the same on all machines.")] = ""
     _: KW_ONLY
@@ -471,8 +472,8 @@ class DoctorOptions(Options):
 
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-STEP = 4  # from one measured size to the next
-SHOWN_RANKS = 3  # of --show
+STEP = 4  # the factor from one measured size to the next
+SHOWN_RANKS = 3  # whose values --show prints
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from samestep.commands import other_machines
-from samestep.commands.axis_trials import SECONDS_OF_ONE, with_origin
 from samestep.commands.command_options import ProofOptions
-from samestep.commands.engine_rows import Row, layouts_of, result_of, rows_of, say_divisions, with_second
+from samestep.commands.compare_results import results_of
+from samestep.commands.engine_rows import Row, layouts_of, rows_of, say_divisions, with_second
 from samestep.commands.inspected_setup import InspectedSetup, check_devices, inspect_setup
 from samestep.commands.launch_ahead import LaunchAhead, ShowPhase, has_cores_for
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, refuse_large_second_size, room_in
-from samestep.commands.progress import Launches, TimeLeft
-from samestep.commands.results_folder import package_digest, recorded, results_folder, shared_folder, words_of
+from samestep.commands.progress import Launches
+from samestep.commands.proof_launches import ProofLaunches
+from samestep.commands.results_folder import recorded, results_folder, shared_folder, words_of
 from samestep.commands.setup import Setup
-from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import FORK, THREADS, Machines, fork_client, rendezvous_address, supervise
-from samestep.launch.command import command_for, shared_devices
+from samestep.launch import FORK, THREADS, fork_client, rendezvous_address
 from samestep.message import message
-from samestep.proof.hypotheses import with_tried_cause
 from samestep.proof.judge import judge, judge_second_size
 from samestep.proof.one_process import one_process
 from samestep.proof.plan import (
@@ -44,27 +42,19 @@ from samestep.proof.plan import (
     neutral_layouts,
     plain_layout,
     second_layout,
-    second_steps,
     second_trainings,
 )
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
-from samestep.records.files import read, replace_text, write
-from samestep.records.inspection import EngineFacts
-from samestep.records.launch_files import OF_A_LAUNCH, OF_CHECKPOINTS
-from samestep.records.monitor import SUMMARY, MonitorSummary
-from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
-from samestep.records.record import Progress, Record
-from samestep.records.redaction import redacted_values
-from samestep.records.results import CompareResults, EngineResult, OneProcess, Proof, Verdict, write_results
-from samestep.report.figures.speed import Measured, measurement
+from samestep.records.files import replace_text
+from samestep.records.launch_files import OF_CHECKPOINTS
+from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, Task
+from samestep.records.record import Record
+from samestep.records.results import CompareResults, OneProcess, Verdict, write_results
 from samestep.report.language import with_english
-from samestep.version import __version__
 from samestep.world import nvidia
-from samestep.world.regular_files import fresh_folder, remove_file, remove_folder
-
-VERDICT = "verdict.json"  # in the folder of a launch that is proven
+from samestep.world.regular_files import remove_folder
 
 ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launches in all)
 
@@ -121,9 +111,10 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
     fork_client.preload(*preloads - {()}, deadline_s=setup.deadline_s)
     answer = None
     with _launched_ahead(inspected, planned, folder):
-        reference = _reference(inspected, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
+        launches = ProofLaunches(inspected, folder, lambda phase: show(phase, 0, total))
+        reference = _reference(launches, planned) if planned else None
         if reference and not setup.resume:
-            answer = _one_process(inspected, planned, folder, reference, lambda phase: show(phase, 0, total))
+            answer = _one_process(launches, planned, reference)
         if setup.rounds:
             fork_client.close("reference")  # nothing else may run during a measurement; the ranks' servers wait
             fork_client.wait(setup.deadline_s)
@@ -131,14 +122,16 @@ def _run_launches(inspected: InspectedSetup, folder: Path, show: ShowProgress) -
         for number in range(max(1, setup.rounds)):
             for row in _rotated(planned, number):
                 if row.open and reference:
-                    _launch(inspected, row, number, folder, reference, _phase_callback(show, row, done, total))
+                    launches = ProofLaunches(inspected, folder, _phase_callback(show, row, done, total))
+                    _launch(launches, row, number, reference)
                 done += 1
                 if number == 0 and row.second and reference:
                     if row.open:
-                        _launch_second(inspected, row, folder, reference, _phase_callback(show, row, done, total))
+                        launches = ProofLaunches(inspected, folder, _phase_callback(show, row, done, total))
+                        _launch_second(launches, row, reference)
                     done += 1
                 show(row.name, done, total)
-    return replace(_results(inspected, rows, reference, began), same_as_one_process=answer)
+    return replace(results_of(inspected, rows, reference, began), same_as_one_process=answer)
 
 
 @contextmanager
@@ -148,11 +141,11 @@ def _launched_ahead(inspected: InspectedSetup, rows: list[Row], folder: Path) ->
         yield
         return
     row = rows[0]
-    loop, _, own = layouts_of(row, quick=inspected.setup.quick)
-    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(loop), as_planned(own) if own else None)
+    loop, _, own_dtype = layouts_of(row, quick=inspected.setup.quick)
+    plan = _plan_of_launch(inspected, row, 0, folder, as_planned(loop), as_planned(own_dtype) if own_dtype else None)
 
     def start(plan: Plan, show_phase: ShowPhase) -> Record:
-        return _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
+        return ProofLaunches(inspected, folder, show_phase).start(row.launcher, row.facts, plan)
 
     row.ahead = LaunchAhead(plan, start)
     with closing(row.ahead):
@@ -186,8 +179,9 @@ def _phase_callback(show: ShowProgress, row: Row, done: int, total: int) -> Show
     return lambda phase: show(f"{row.name}: {phase}", done, total)
 
 
-def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_phase: ShowPhase) -> Record:
+def _reference(launches: ProofLaunches, rows: list[Row]) -> Record:
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
+    inspected = launches.inspected
     layouts: list[LayoutPlan] = []
     for row in rows:
         loop, inexact, in_own_dtype = layouts_of(row, quick=inspected.setup.quick)
@@ -202,33 +196,13 @@ def _reference(inspected: InspectedSetup, rows: list[Row], folder: Path, show_ph
     several = any(layout.replicas > 1 for layout in layouts)
     if several and LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
         layouts.append(plain_layout())
-    return _play(inspected, folder, "reference", tuple(layouts), show_phase)
+    return launches.play("reference", tuple(layouts))
 
 
-def _play(
-    inspected: InspectedSetup, root: Path, name: str, layouts: tuple[LayoutPlan, ...], show_phase: ShowPhase
-) -> Record:
-    """Plays layouts in one process, and returns their record, in the folder `name`."""
-    folder, setup, job = root / name, inspected.setup, inspected.job
-    identity = (str(folder), time.time(), setup.job, setup.settings)
-    plan = ReferencePlan(
-        *identity,
-        layouts=layouts,
-        steps=job.proof_steps,
-        replicas=inspected.size,
-        rows=job.proof_rows,
-        extremes=job.extremes,
-        noise_runs=1 if job.costly or setup.quick else 2,
-        threads=setup.machines.threads or (0 if job.costly else 1),
-    )
-    return _start(inspected, root, "process", None, plan=plan, show_phase=show_phase)
-
-
-def _one_process(
-    inspected: InspectedSetup, rows: list[Row], folder: Path, reference: Record, show_phase: ShowPhase
-) -> OneProcess | None:
-    """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
-    the reference with held random numbers and no batch statistics, to tell what is expected from a mistake."""
+def _one_process(launches: ProofLaunches, rows: list[Row], reference: Record) -> OneProcess | None:
+    """Judges whether N ranks train the job as one process does; None where either cannot be played. Where they do not,
+    plays the reference with held random numbers and no batch statistics, to tell what is expected from a mistake."""
+    inspected = launches.inspected
     seconds = {row.second.number for row in rows if row.second}  # on other rows
     played = [
         Expectation(reference, number)
@@ -242,16 +216,16 @@ def _one_process(
 
     def play(constant: bool) -> tuple[Expectation, Expectation]:
         layouts = neutral_layouts(several_replicas.facts, constant=constant)
-        record = _play(inspected, folder, "constant" if constant else "neutral", layouts, show_phase)
+        record = launches.play("constant" if constant else "neutral", layouts)
         return Expectation(record, 0), Expectation(record, 1)
 
     return one_process(several_replicas, one_replica, play, inspected.job)
 
 
 def _plan_of_launch(
-    inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, own: LoopTrainings | None
+    inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, own_dtype: LoopTrainings | None
 ) -> Plan:
-    """Returns the plan of launch `number` of a row. loop, own: the trainings of a first one."""
+    """Returns the plan of launch `number` of a row. loop, own_dtype: the trainings of a first one."""
     setup, job = inspected.setup, inspected.job
     trainings: list[Task] = []
     if setup.rounds:
@@ -264,7 +238,7 @@ def _plan_of_launch(
             inspected.size,
             job.proof_rows,
             extremes=job.extremes,
-            own=own,
+            own_dtype=own_dtype,
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     identity = (str(launch_folder), time.time(), setup.job, setup.settings)
@@ -273,50 +247,59 @@ def _plan_of_launch(
     return Plan(*identity, row.engine, row.facts.settings, tuple(trainings), *threads, mesh=row.facts.mesh)
 
 
-def _launch(
-    inspected: InspectedSetup, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase
-) -> None:
+def _launch(launches: ProofLaunches, row: Row, number: int, reference: Record) -> None:
     """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
-    setup = inspected.setup
-    loop = Expectation(reference, row.loop_number)
-    numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
-    in_own_dtype = None if row.own_dtype_number is None else Expectation(reference, row.own_dtype_number)
-    own = as_played(in_own_dtype) if in_own_dtype else None
-    plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), own)
+    inspected, folder = launches.inspected, launches.folder
+    loop, numerics, in_own_dtype = _expected(row, reference)
+    own_dtype = as_played(in_own_dtype) if in_own_dtype else None
+    plan = _plan_of_launch(inspected, row, number, folder, as_played(loop), own_dtype)
     try:
         if row.continued_by:
-            row.verdict = _interrupted(inspected, row, plan, folder, (loop, numerics), show_phase)
+            row.verdict = _interrupted(launches, row, plan, reference)
             return
         if row.ahead and row.ahead.is_of(plan):
-            record = row.ahead.record(show_phase)
+            record = row.ahead.record(launches.show_phase)
         else:
             if row.ahead:
                 row.ahead.close()
-            record = _start(inspected, folder, row.launcher, row.facts, plan=plan, show_phase=show_phase)
+            record = launches.start(row.launcher, row.facts, plan)
     except Refused as error:
         row.verdict = Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
         row.verdict = Verdict("failed", reason=error.message)
         if number == 0:
-            row.verdict = _with_origin(inspected, row, plan, folder, show_phase)
+            row.verdict = launches.with_origin(row, plan)
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics, in_own_dtype))
+
+            def judge_by(draws: Record) -> Verdict:
+                loop, numerics, in_own_dtype = _expected(row, draws)
+                return judge(loop, record, numerics, in_own_dtype)
+
             expectations = {"{}": loop, AS_NUMERICS: numerics, AS_OWN: in_own_dtype}
-            row.verdict = _explained(inspected, folder, row.verdict, expectations, record, show_phase)
-            row.verdict = _with_origin(inspected, row, plan, folder, show_phase)
-            if row.launcher == THREADS and not setup.quick:
+            row.verdict = launches.explained(
+                launches.judged(reference, judge_by, [record.folder]), expectations, record
+            )
+            row.verdict = launches.with_origin(row, plan)
+            if row.launcher == THREADS and not inspected.setup.quick:
                 row.verdict = replace(row.verdict, notes=(*row.verdict.notes, message("life_not_as_threads")))
 
 
-def _launch_second(inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
+def _expected(row: Row, reference: Record) -> tuple[Expectation, Expectation | None, Expectation | None]:
+    """Returns what a row's loop is compared with, its numerics, and the job's own dtype; None where they are not."""
+    numbers = row.numerics_number, row.own_dtype_number
+    numerics, in_own_dtype = (None if number is None else Expectation(reference, number) for number in numbers)
+    return Expectation(reference, row.loop_number), numerics, in_own_dtype
+
+
+def _launch_second(launches: ProofLaunches, row: Row, reference: Record) -> None:
     """Proves a row on the second number of ranks, too. What threads show is confirmed by processes: a fault that only
     they have is none of the training's. On GPUs they are threads where there are too few GPUs for processes."""
-    second, setup = row.second, inspected.setup
+    second, setup = row.second, launches.inspected.setup
     assert second and row.verdict and row.facts.numerics
     if second.verdict is None:
-        second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
+        second.verdict = _second_verdict(launches, row, reference)
     if second.verdict.verdict in ("differs", "failed") and second.launcher == THREADS and not setup.as_threads:
         devices = second.facts.devices
         if devices[0] != "cpu":
@@ -324,15 +307,14 @@ def _launch_second(inspected: InspectedSetup, row: Row, folder: Path, reference:
             second.verdict = Verdict("refused", reason=message("threads_not_confirmed", **fields))
         else:
             second.launcher = row.launcher
-            second.verdict = _second_verdict(inspected, row, folder, reference, show_phase)
+            second.verdict = _second_verdict(launches, row, reference)
     row.verdict = with_second(row)
 
 
-def _second_verdict(
-    inspected: InspectedSetup, row: Row, folder: Path, reference: Record, show_phase: ShowPhase
-) -> Verdict:
+def _second_verdict(launches: ProofLaunches, row: Row, reference: Record) -> Verdict:
     """Returns the verdict of a launch on the second number of ranks."""
-    second, setup = row.second, inspected.setup
+    inspected, second = launches.inspected, row.second
+    setup = inspected.setup
     assert second and row.facts.numerics
     loop, inexact = Expectation(reference, second.number), row.facts.numerics.lossy
     if loop.facts.not_played:
@@ -340,7 +322,7 @@ def _second_verdict(
         return Verdict("refused", reason=message("reference_not_played", why=why))
     subset = second_layout(second.facts, inspected.job).subset
     assert subset
-    launch_folder = folder / "launches" / f"{row.engine}-{second.launcher}-{subset.replicas}-ranks"
+    launch_folder = launches.folder / "launches" / f"{row.engine}-{second.launcher}-{subset.replicas}-ranks"
     plan = Plan(
         str(launch_folder),
         time.time(),
@@ -355,75 +337,23 @@ def _second_verdict(
         mesh=second.facts.mesh,
     )
     try:
-        record = _start(inspected, folder, second.launcher, second.facts, plan=plan, show_phase=show_phase)
+        record = launches.start(second.launcher, second.facts, plan)
     except Refused as error:
         return Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
         return Verdict("failed", reason=error.message)
-    verdict = _judged(record.folder, lambda: judge_second_size(loop, record, inexact=inexact))
-    return _explained(inspected, folder, verdict, {"{}": loop}, record, show_phase)
+
+    def judge_by(draws: Record) -> Verdict:
+        return judge_second_size(Expectation(draws, second.number), record, inexact=inexact)
+
+    return launches.explained(launches.judged(reference, judge_by, [record.folder]), {"{}": loop}, record)
 
 
-def _explained(
-    inspected: InspectedSetup,
-    root: Path,
-    verdict: Verdict,
-    expectations: Mapping[str, Expectation | None],
-    record: Record,
-    show_phase: ShowPhase,
-) -> Verdict:
-    """Returns a verdict with the cause of its difference, which the reference tries in one more process. expectations:
-    as of with_tried_cause."""
-
-    def play(plan: ReferencePlan) -> Record:
-        return _start(inspected, root, "process", None, plan=plan, show_phase=show_phase)
-
-    try:
-        return with_tried_cause(verdict, expectations, record, f"{record.folder}-causes", play)
-    except (UserError, TrainingFailed):  # the difference stands, with what its figures alone say
-        return verdict
-
-
-def _with_origin(inspected: InspectedSetup, row: Row, plan: Plan, root: Path, show_phase: ShowPhase) -> Verdict:
-    """Returns a row's verdict with the axes of its mesh along which it is wrong, in more launches as the row has."""
-    assert row.verdict
-    setup = inspected.setup
-    bounded = replace(setup, deadline_s=min(setup.deadline_s or SECONDS_OF_ONE, SECONDS_OF_ONE))
-
-    def start(part: Plan | ReferencePlan, facts: EngineFacts | None) -> Record:
-        launcher = row.launcher if facts else "process"
-        return _start(replace(inspected, setup=bounded), root, launcher, facts, plan=part, show_phase=show_phase)
-
-    return with_origin(inspected, row.verdict, plan, start)
-
-
-def _judged(folder: Path, judgement: Callable[[], Verdict], *other_folders: Path) -> Verdict:
-    """Returns the verdict on the launch in `folder`: the one that was given before, where there is one.
-
-    Of a launch that is proven the weights have served their purpose, and are deleted, and those in `others`.
-    """
-    path = folder / VERDICT
-    if path.exists():
-        return read(Verdict, path)
-    verdict = judgement()
-    if verdict.proven:
-        write(path, verdict)
-        for weights in (file for launch_folder in (folder, *other_folders) for file in launch_folder.glob("rank*.npz")):
-            remove_file(weights)
-    return verdict
-
-
-def _interrupted(
-    inspected: InspectedSetup,
-    row: Row,
-    plan: Plan,
-    folder: Path,
-    expected: tuple[Expectation, Expectation | None],
-    show_phase: ShowPhase,
-) -> Verdict:
+def _interrupted(launches: ProofLaunches, row: Row, plan: Plan, reference: Record) -> Verdict:
     """Runs the first launch of an interrupted proof, and the one that continues it. Returns the verdict."""
     assert row.continued_by
-    job, (loop, numerics) = inspected.job, expected
+    inspected, (loop, numerics, _) = launches.inspected, _expected(row, reference)
+    job = inspected.job
     facts, continuation = row.facts, row.continued_by
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != continuation.replicas)
     trainings = [
@@ -431,7 +361,7 @@ def _interrupted(
         for engine in (facts, continuation)
     ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))
-    began = _start(inspected, folder, row.launcher, facts, plan=first, show_phase=show_phase)
+    began = launches.start(row.launcher, facts, first)
     second = replace(
         plan,
         out=f"{plan.out}-continued",
@@ -440,135 +370,13 @@ def _interrupted(
         mesh=continuation.mesh,
         trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
-    continued = _start(inspected, folder, row.continued_by_launcher, continuation, plan=second, show_phase=show_phase)
+    continued = launches.start(row.continued_by_launcher, continuation, second)
     remove_folder(Path(parts.checkpoints), OF_CHECKPOINTS)
     record = JoinedRecord(continued.folder, began)
-    verdict = _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
-    return _explained(inspected, folder, verdict, {"{}": loop, AS_NUMERICS: numerics}, record, show_phase)
 
+    def judge_by(draws: Record) -> Verdict:
+        loop, numerics, _ = _expected(row, draws)
+        return judge_resumed(loop, record, numerics)
 
-def _start(
-    inspected: InspectedSetup,
-    root: Path,
-    launcher: str,
-    facts: EngineFacts | None,
-    *,
-    plan: Plan | ReferencePlan,
-    show_phase: ShowPhase,
-) -> Record:
-    """Runs one launch of an engine, unless its record is complete already. Returns the record. facts: of the engine;
-    None: of the reference, which is one process."""
-    folder, size, devices = Path(plan.out), 1, inspected.inspection.devices
-    if facts:
-        size, devices = facts.processes, facts.devices
-    if Record(folder).complete(size) and _trains_the_same(folder, plan):
-        return Record(folder)
-    fresh_folder(root, folder, OF_A_LAUNCH)
-    write(folder / "plan.json", plan)
-    is_reference = isinstance(plan, ReferencePlan)
-    machines = Machines() if launcher == "process" else inspected.machines  # one process needs one machine
-    nproc = size // machines.nnodes
-    flags: tuple[str, ...] = ("--reference",) if is_reference else ()
-    as_threads = launcher == THREADS
-    if as_threads:
-        launcher, flags, devices = "process", ("--threads", str(size)), shared_devices(devices, size)
-    command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
-    if is_reference and devices[0] == "cpu":
-        command = replace(command, fork="reference")
-    elif as_threads and devices[0] == "cpu":
-        command = replace(command, fork="ranks")
-    if facts:
-        command = replace(command, preloads=facts.preloads)
-    if machines.nnodes > 1 and not machines.single_launch:
-        relative = str(folder.relative_to(root))
-        other_machines.publish(
-            inspected, root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time())
-        )
-
-    left = TimeLeft()
-
-    def watch(progress: Progress) -> None:
-        done = progress.done
-        time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
-        show_phase(progress.activity + (f", {time_left} left" if time_left else ""))
-        if inspected.machines.nnodes > 1:
-            other_machines.publish(inspected, root)
-
-    return supervise.run(
-        command,
-        folder,
-        size,
-        deadline_s=inspected.setup.deadline_s,
-        stall_s=inspected.setup.stall_s,
-        watch=watch,
-        machines=machines,
-        samples_usage=bool(inspected.setup.rounds) and not is_reference,
-        as_threads=as_threads,
-    )
-
-
-def _trains_the_same(folder: Path, plan: Plan | ReferencePlan) -> bool:
-    """Returns whether the launch whose record lies in `folder` has trained what `plan` asks for: one that was launched
-    ahead of an interrupted reference may have had another learning rate."""
-    return isinstance(plan, ReferencePlan) or read(Plan, folder / "plan.json").trainings == plan.trainings
-
-
-def _results(inspected: InspectedSetup, rows: list[Row], reference: Record | None, started: str) -> CompareResults:
-    """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
-    setup, job = inspected.setup, inspected.job
-    references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
-    of_step = job.proof_rows or job.global_batch
-    proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick, rows_looked_at=job.rows_looked_at)
-    if any(row.second for row in rows):
-        proof = replace(proof, second_steps=second_steps(job))
-    if references:
-        facts = references[0].facts
-        proof = replace(proof, dtype=facts.dtype, float64_failed=facts.float64_failed)
-    return CompareResults(
-        samestep=__version__,
-        package=package_digest(),
-        job=setup.job,
-        settings=redacted_values(setup.settings),
-        world_size=inspected.size,
-        global_batch=job.global_batch,
-        rows=job.rows,
-        device=inspected.inspection.devices[0],
-        machine=inspected.inspection.machine,
-        threads_per_rank=_threads(rows, setup),
-        workers=job.workers,
-        dtype=job.dtype,
-        started=started,
-        proof=proof,
-        engines=list(_engine_results(inspected, rows)),
-        tensors=_tensors(references),
-        repeats=setup.rounds or None,
-        warmup_steps=setup.warmup_steps if setup.rounds else None,
-        measured_steps=setup.measured_steps if setup.rounds else None,
-    )
-
-
-def _threads(rows: list[Row], setup: Setup) -> int:
-    """Returns the threads of each rank: the same under every engine."""
-    counts = {rank.threads for row in rows for record in row.launches for rank in record.ranks}
-    return max(counts, default=setup.machines.threads or 1)
-
-
-def _tensors(references: list[Expectation]) -> int | None:
-    """Counts the tensors of the model's state."""
-    played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
-    return len(played[0].noise_distances("sgd")) if played else None
-
-
-def _engine_results(inspected: InspectedSetup, rows: list[Row]) -> Iterator[EngineResult]:
-    setup, job = inspected.setup, inspected.job
-    baseline = next((row.launches for row in rows if row.engine == BASELINE and row.launches), [])
-    sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
-    measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
-    for row in rows:
-        result = result_of(row)
-        if setup.rounds and result.proven and row.launches:
-            figures = measurement(row.launches, baseline, row.facts.replicas, measured)
-            used = row.launches[-1].folder / SUMMARY  # absent where the disk has taken no samples
-            monitor = read(MonitorSummary, used) if used.exists() else None
-            result = result.with_measurement(replace(figures, monitor=monitor))
-        yield result
+    verdict = launches.judged(reference, judge_by, [continued.folder, began.folder])
+    return launches.explained(verdict, {"{}": loop, AS_NUMERICS: numerics}, record)

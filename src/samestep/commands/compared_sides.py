@@ -45,16 +45,18 @@ class Side:
         return self.top / self.place
 
     @classmethod
-    def copied(cls, run: SideRun, other: SideRun, folder: Path, *, top: Path, started: float, without: Path) -> Side:
+    def copied(
+        cls, run: SideRun, other_run: SideRun, folder: Path, *, top: Path, started: float, without: Path
+    ) -> Side:
         """Copies `top` below a temporary folder, without the folder `without` and what was written since `started`;
         and what either side names above the working directory."""
         place = Path.cwd().resolve().relative_to(top)
-        # With folders above the working directory, as these may be named as '..'.
+        # With the folders above the working directory, which a script may name as '..'.
         above = max(LEVELS - len(place.parts), 0)
         names = ["root", *["folder"] * LEVELS, *top.parts[1:]]
         side = cls(run, Path(folder, *names[-above - 1 :]), place)
         copy_folder(top, side.top, started, without)
-        for side_run in (run, other):
+        for side_run in (run, other_run):
             copy_beside(ScriptPlan("", started, side_run.script, side_run.arguments, module=side_run.module), side.work)
         _remove_bytecode(side.top)
         return side
@@ -68,7 +70,7 @@ def second_run(options: CheckOptions, words: Sequence[str]) -> SideRun:
 
 
 def first_run(options: CheckOptions, second: SideRun, revision: Revision | None) -> SideRun:
-    """Returns what the other side runs: what the second one does, but for what the options say.
+    """Returns the run of the first side: that of the second side, with the differences that the options name.
 
     Raises UserError for a script that the revision does not have, and for options that cannot be.
     """
@@ -121,12 +123,12 @@ def _script_there(module: bool, revision: Revision, script: str, place: Path, *,
             raise UserError(message("revision_without_script", revision=revision.title, script=script))
         return script
     # As git has it, a path is from the top of the repository; as it is typed for this command, from here.
-    here = Path(os.path.abspath(script))
+    script_path = Path(os.path.abspath(script))
     paths = [Path(script)] if given else []
-    if here.is_relative_to(Path.cwd()):
-        paths.append(place / here.relative_to(Path.cwd()))
-    elif here.is_relative_to(revision.top):
-        paths.append(here.relative_to(revision.top))
+    if script_path.is_relative_to(Path.cwd()):
+        paths.append(place / script_path.relative_to(Path.cwd()))
+    elif script_path.is_relative_to(revision.top):
+        paths.append(script_path.relative_to(revision.top))
     found = next((path for path in paths if path.as_posix() in revision.files), None)
     if found is None:
         raise UserError(message("revision_without_script", revision=revision.title, script=script))

@@ -51,7 +51,7 @@ from samestep.world.processes import wait_for
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
 APART = 53  # from an outer launcher's MASTER_PORT, which its own store holds, to the doctor's port
-NOT_CONNECTED = ("machines", "master")  # judged again where the machines have not met
+NOT_CONNECTED = ("machines", "master")  # the probes that judge again where the machines have not met
 COLOURS = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "dim", "OK": "green"}
 ORDER: tuple[Status, ...] = ("FAIL", "WARN", "UNKNOWN", "OK")
 
@@ -186,7 +186,7 @@ def _start_launcher(setup: Setup, options: DoctorOptions, flags: Sequence[str]) 
 
 
 def _is_loopback_or_unknown(master: str) -> bool:
-    """Whether a name is unknown here, or leads to this machine alone."""
+    """Returns whether a name is unknown here, or leads to this machine alone."""
     try:
         return any(address.startswith("127.") or address == "::1" for address in network.addresses(master))
     except UserError:
@@ -333,7 +333,7 @@ def _judge(probe: Probe, facts: Any) -> list[Finding]:
 
 
 def show_report(report: Report, *, complete: bool = False) -> None:
-    """Prints a table of what is not well, and the lines that fix it. complete: also what is well."""
+    """Prints a table of what is wrong, and the lines that fix it. complete: also what is right."""
     console = Terminal(soft_wrap=False)
     findings = [finding for finding in report.findings if complete or finding.status != "OK"]
     several = len(report.machines) > 1

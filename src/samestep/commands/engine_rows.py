@@ -38,12 +38,12 @@ class Row:
     verdict: Verdict | None = None  # None: no verdict yet
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # the index of the reference's layout that proves the loop
-    numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
-    own_dtype_number: int | None = None  # of the layout in the job's own dtype, where they are exact
+    numerics_number: int | None = None  # the index of the layout that measures the numerics, where they are inexact
+    own_dtype_number: int | None = None  # the index of the layout in the job's own dtype, where the numerics are exact
     continued_by: EngineFacts | None = None  # the engine that continues the interrupted trainings
     continued_by_launcher: str = ""
     second: SecondRow | None = None
-    ahead: LaunchAhead | None = None  # its first launch, where that began before the reference had ended
+    ahead: LaunchAhead | None = None  # the first launch, where it began before the reference had ended
 
     @property
     def engine(self) -> str:
@@ -127,10 +127,10 @@ def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     is_crowded = facts.devices[0] == "cpu" or too_few_gpus  # ranks with a GPU each are best processes
     by_threads = is_crowded and _why_no_threads() is None and facts.no_threads is None
     row.second = SecondRow(launch.THREADS if by_threads else row.launcher, facts)
-    there = replace(
+    second_job = replace(
         inspected.job, varying_calls=second.varying_calls, undivided={}, refused={facts.replicas: second.refused}
     )
-    why = refusal(facts, there)
+    why = refusal(facts, second_job)
     if too_few_gpus and not by_threads:
         why = message("too_few_gpus", flag="--also", ranks=second.ranks, gpus=len(facts.devices))
     if why:
@@ -163,7 +163,8 @@ def _launchers(inspected: InspectedSetup, facts: EngineFacts, forks: bool) -> li
 
 
 def _may_fork(inspected: InspectedSetup, facts: EngineFacts) -> bool:
-    """Whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own launcher."""
+    """Returns whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own
+    launcher."""
     one_machine = inspected.machines.nnodes == 1 and not inspected.machines.port and fork_client.is_possible()
     forkable = facts.process_kind in launch.load(launch.FORK).starts
     return one_machine and forkable and facts.available and facts.devices[0] == "cpu"
@@ -258,10 +259,10 @@ def layouts_of(row: Row, *, quick: bool) -> tuple[LayoutPlan, LayoutPlan | None,
     loop, numerics = loop_layout(row.facts, row.continued_by), numerics_layout(row.facts, row.continued_by)
     if quick:
         return replace(loop, trainings=QUICK), numerics, None
-    own = None if row.continued_by else own_dtype_layout(row.facts)
+    own_dtype = None if row.continued_by else own_dtype_layout(row.facts)
     if row.launcher == launch.THREADS:
-        return without_life(loop), numerics, without_life(own) if own else None
-    return loop, numerics, own
+        return without_life(loop), numerics, without_life(own_dtype) if own_dtype else None
+    return loop, numerics, own_dtype
 
 
 def say_divisions(inspected: InspectedSetup, rows: Sequence[Row]) -> None:
@@ -273,7 +274,7 @@ def say_divisions(inspected: InspectedSetup, rows: Sequence[Row]) -> None:
 def result_of(row: Row) -> EngineResult:
     """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
-    facts, then = row.facts, row.continued_by
+    facts, continued_by = row.facts, row.continued_by
     absent = facts.reason is not None and facts.reason.id == "package_not_installed"
     return EngineResult(
         row.verdict.verdict,
@@ -282,7 +283,7 @@ def result_of(row: Row) -> EngineResult:
         replicas=facts.replicas or None,
         settings=facts.chosen,
         install=facts.install if absent else None,
-        continued_by=ContinuedBy(then.name, then.replicas) if then else None,
+        continued_by=ContinuedBy(continued_by.name, continued_by.replicas) if continued_by else None,
         second=_second_proof(row.second) if row.second and row.second.verdict else None,
         mesh=str(facts.mesh or ""),
     ).with_verdict(row.verdict)

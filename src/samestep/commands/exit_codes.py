@@ -17,12 +17,12 @@ import typer
 from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.message import message
 
-if TYPE_CHECKING:  # importing it takes longer than the help of a command may
+if TYPE_CHECKING:  # an import that takes longer than the help of a command may
     from samestep.records.findings import CheckResults, DiffResults
     from samestep.records.results import CompareResults, RunResults
 
 
-NOT_JUDGED = 3  # nothing is wrong in what could be judged, but a part that a proof needs could not be
+NOT_JUDGED = 3  # what could be judged is right, but the proof needs answers that could not be given
 
 
 def exit_code(results: CompareResults, *, strict: bool = False) -> int:
@@ -84,7 +84,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
     @functools.wraps(command)
     def wrapper(*args: Any, lang: str = "", **kwargs: Any) -> NoReturn:
         _handle_signals()
-        # Later: importing them takes longer than a help may.
+        # Imported here: these imports take longer than a help may.
         from samestep.records.files import naming_full_disks
         from samestep.report import language
 
@@ -126,7 +126,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
     return wrapper
 
 
-# Signals that whoever has started this command has it ignore, as by trap '' TERM in a shell. Python ignores two itself.
+# Signals that this command was started to ignore, as by trap '' TERM in a shell. Python ignores two by itself.
 ignored_at_start: set[int] = set()
 
 

@@ -18,7 +18,7 @@ from samestep.records.script import PLAN, UNFINISHED, ScriptPlan, ScriptRecord
 from samestep.world.imports import is_users_code
 from samestep.world.regular_files import read_regular
 
-FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)  # of a traceback
+FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)  # a frame of a traceback
 SECTIONS = re.compile(r"^(?:The above exception was|During handling of the above) .*$", re.MULTILINE)
 
 

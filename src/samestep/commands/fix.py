@@ -20,7 +20,7 @@ from samestep.records.files import read, replace_text
 from samestep.records.findings import CheckResults, Finding, FixRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
 
-PATCHES = 3  # that are tried, each on top of the last
+PATCHES = 3  # the most patches that are tried, each on top of the last
 COPY, RECORDS = "patched{}", "patched{}-records"  # in the folder of the records
 Check = Callable[[Path, Path], CheckResults]
 
@@ -33,8 +33,8 @@ def try_patches(
     check: checks a copy of the working directory, which is the present folder then, and keeps the records in another.
     """
     fixes: list[FixRecord] = []
-    here, folder, texts = Path.cwd(), Path(plan.out).absolute(), dict[Path, str]()
-    base = here
+    current_folder, folder, texts = Path.cwd(), Path(plan.out).absolute(), dict[Path, str]()
+    base = current_folder
     for number in range(1, PATCHES + 1):
         finding, patch = _next(results, ranks, {fix.id for fix in fixes})
         if finding is None or patch is None or not Path(patch.file).is_relative_to(base):
@@ -42,7 +42,7 @@ def try_patches(
         file = Path(patch.file).relative_to(base)
         texts[file] = patch.text
         copy, out = folder / COPY.format(number), folder / RECORDS.format(number)
-        copy_folder(here, copy, plan.started_at, folder)
+        copy_folder(current_folder, copy, plan.started_at, folder)
         for name, text in texts.items():
             _write(copy, name, text)
         try:
@@ -51,7 +51,7 @@ def try_patches(
         except (TrainingFailed, UserError):
             fixes.append(FixRecord(finding.message.id, patch.diff(base), str(copy / file), None))
             break
-        left = [other.message.id for other in results.findings if other.answer in ("differs", "warning")]
+        left = [result.message.id for result in results.findings if result.answer in ("differs", "warning")]
         fixes.append(FixRecord(finding.message.id, patch.diff(base), str(copy / file), results.answer, left))
         if not left or finding.message.id in left:
             break

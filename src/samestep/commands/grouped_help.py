@@ -34,7 +34,7 @@ class GroupedHelp(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the words of the command line."""
         self._explains_every_option = FLAGS[1] in args
-        rest = super().parse_args(ctx, args)
+        remaining = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
             given, source = ctx.params.get(parameter.name), ctx.get_parameter_source(parameter.name)
             # A default may be ''. Who reads a path says what is wrong with an empty one.
@@ -43,7 +43,7 @@ class GroupedHelp(TyperCommand):
                 from samestep.report import language
 
                 ctx.fail(language.text(message("option_names_none", flag=parameter.opts[0], value="")))
-        return rest
+        return remaining
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments, and the options group by group."""

@@ -15,7 +15,7 @@ from samestep.message import Message, message
 from samestep.records.inspection import Inspection, JobFacts, Question
 from samestep.world.network import check_interface, check_loopback
 
-# What of an evaluation draws random numbers -> the warning.
+# The part of an evaluation that draws random numbers -> the warning.
 RANDOM_EVALUATION = {
     "dataset": "evaluation_dataset_draws_random_numbers",
     "collate": "evaluation_collate_draws_random_numbers",
@@ -31,7 +31,7 @@ class InspectedSetup:
     nproc: int
     machines: Machines
     inspection: Inspection
-    continuing: Inspection | None = None  # for the replicas that continue an interrupted proof
+    continuing: Inspection | None = None  # rows for the replicas that continue an interrupted proof
 
     @property
     def size(self) -> int:

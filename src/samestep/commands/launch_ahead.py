@@ -1,7 +1,7 @@
 """A launch of ranks that trains while the reference is played, where the machine has a core for each.
 
-It is asked for what the reference will probably say: its first learning rate, and float64. Where the reference finds
-that it takes others, what the launch has trained is of no use, and it is started again.
+It is asked for the values that the reference will probably choose: its first learning rate, and float64. Where the
+reference chooses others, the launch is of no use, and is started again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typer import Option
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError
 
-MOST_THREADS = 4096  # of a rank
+MOST_THREADS = 4096  # the most threads of a rank
 Threads = Annotated[
     int | None,
     Option(

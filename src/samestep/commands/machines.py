@@ -149,7 +149,7 @@ def allocated_ranks(env: Mapping[str, str]) -> int | None:
 
 
 def is_first(machines: Machines) -> bool:
-    """Whether this machine conducts a comparison: the master, or the only machine that runs the command."""
+    """Returns whether this machine conducts a comparison: the master, or the only machine that runs the command."""
     if machines.nnodes == 1 or machines.single_launch:
         return True
     return machines.node_rank == 0 if machines.node_rank is not None else is_this_machine(machines.master)

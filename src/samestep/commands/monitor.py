@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 WAITED = (*FORWARDED, signal.SIGCHLD)
-TELL_S = 60.0  # from one look for what is wrong with the ranks to the next
-END_S = 5.0  # for a command to end after SIGTERM
+TELL_S = 60.0  # seconds from one search for a fault of the ranks to the next
+END_S = 5.0  # seconds in which a command may end after SIGTERM
 LONGEST_S = 3600.0  # that the kernel is asked to wait; it refuses an endless time
 SI_USER = 0  # the greatest code of a signal that a process has sent; the terminal's have SI_KERNEL
 
@@ -99,7 +99,7 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
         raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
     try:
         make_named_folder(folder)
-        # Those of an earlier command have left files there.
+        # The ranks of an earlier command have left files there.
         fresh_folder(folder, make_private(folder / RANKS), OF_MONITORED)
         for name in (SUMMARY, PAGE):
             check_place(folder / name)
@@ -128,7 +128,8 @@ def _start(
     """Starts the command as the shell would have: with this process's files, and the signals that it got."""
 
     def prepare() -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # which each command of samestep handles
+        # A signal that each command of samestep handles.
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN if number in ignored_at_start else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -192,14 +193,14 @@ def _watch(
 
 
 def _is_of(pid: int, sender: int) -> bool:
-    """Whether a process is another one, or has been started by it."""
+    """Returns whether a process is another one, or has been started by it."""
     with suppress(psutil.Error):
         return sender == pid or any(parent.pid == pid for parent in psutil.Process(sender).parents())
     return False
 
 
 def _tell(ranks: Sequence[RankUse], told: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Says what is wrong with the ranks, but for what has been told. Returns what was said: id and rank."""
+    """Prints the faults of the ranks that have not been told yet. Returns those that it has told: id and rank."""
     said = set()
     for finding in findings(ranks, os.cpu_count() or 1, on_gpus=bool(nvidia.count())):
         key = finding.id, int(finding.fields.get("rank", -1))
@@ -248,7 +249,7 @@ class LiveLine:
 
     def __init__(self) -> None:
         self._console = Terminal(stderr=True)
-        self._rows = 0  # of the terminal, where the region is set
+        self._rows = 0  # the size of the terminal, where the region is set
 
     def __enter__(self) -> Self:
         return self

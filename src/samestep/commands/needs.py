@@ -21,11 +21,11 @@ from samestep.world import resources
 OF_REFERENCE = 62
 OF_RANK = 56  # weights, gradient, its buckets, Adam's two moments, the gathered state, the evaluated model
 OF_LAYOUT, OF_LAUNCH = 44, 48  # of the files: four final states, which the reference packs, and what a run saves
-OF_CHECKPOINTS = 96  # three at once, each of the weights, their average and Adam's two moments
+OF_CHECKPOINTS = 96  # three checkpoints at once, each of the weights, their average and Adam's two moments
 OF_RUN, OF_INIT = 72, 8  # while a run of the proof lives: two checkpoints with its best weights; of each rank's first
-PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
-WIDER = 2  # bytes of float64 over those of float32
-SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
+PROCESS = 0.1 * 2**30  # memory besides; ranks share the memory that they were forked with
+WIDER = 2  # the ratio of float64's bytes to float32's
+SLOWER = 4  # the ratio of float64's seconds to float32's, without the libraries that have kernels for float32 alone
 PARAMETER_S = 30e-9  # of a step, to update, perturb and compare a parameter
 PLENTY = 2**30  # a proof that needs less memory gets no message
 
@@ -88,7 +88,7 @@ def refuse_large_second_size(inspected: InspectedSetup, rows: list[Row], room: R
 
 
 def room_in(folder: Path) -> Room:
-    """The room that this process and `folder` have."""
+    """Returns the room that this process and `folder` have."""
     memory, limit = psutil.virtual_memory(), resources.memory_limit(around=False)
     total, free = float(memory.total), float(memory.available)
     if limit and limit < total:

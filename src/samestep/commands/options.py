@@ -74,7 +74,8 @@ class Options:
                 raise WrongValue(name, value, why)
 
 
-LARGEST = 2**31 - 1  # of every number: more seconds than torch takes, and more of anything else than there is
+# The greatest value of each number: more seconds than torch takes, and more of anything else than there is.
+LARGEST = 2**31 - 1
 NO_SENTINEL = {"KW_ONLY": object}  # a line `_: KW_ONLY` is no field; Python 3.10 refuses it as a type
 
 
@@ -226,7 +227,7 @@ def flag_of(kind: type, name: str) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; a list is a tuple, a whole number is a float, and neither is a bool."""
+    """Returns whether a value is of a type; a list is a tuple, a whole number is a float, and neither is a bool."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_fits(value, element) for element in inner)
@@ -323,7 +324,7 @@ def why_no_path(given: str | Path) -> str | None:
     try:
         os.stat(given)
     except (FileNotFoundError, NotADirectoryError):
-        return None  # as of a file to be made; who needs one says so
+        return None  # as the path of a file to be made; options that need an existing file say so
     except OSError as error:
         return f"this path cannot be used ({error.strerror}); name another"
     except ValueError:

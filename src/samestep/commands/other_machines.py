@@ -26,7 +26,7 @@ from samestep.records.redaction import redacted_values
 from samestep.version import __version__
 
 STATE = "first-machine.json"
-MAX_SILENCE_S = 120.0  # between two states of the first machine
+MAX_SILENCE_S = 120.0  # seconds between two states of the first machine
 INTERVAL_S = 1.0
 
 
@@ -130,9 +130,9 @@ def _join(inspected: InspectedSetup, folder: Path, launch: Launch) -> None:
 # The fields of a planned training or evaluation that may differ between machines and when a training is continued:
 MAY_DIFFER = {
     *("weights", "init", "export", "predictions"),  # paths; init_sha256 compares the weights that init names
-    *("log", "profile", "checkpoint_every", "keep"),  # what is written beside the weights
-    *("spot_check", "spot_check_stops"),  # what is looked at beside the training
-    *("resume", "resume_changed_data", "stop_after"),  # where this launch begins and ends
+    *("log", "profile", "checkpoint_every", "keep"),  # fields of what is written beside the weights
+    *("spot_check", "spot_check_stops"),  # fields of what is checked beside the training
+    *("resume", "resume_changed_data", "stop_after"),  # fields of where this launch begins and ends
     *("name", "kind"),  # of the plan
 }
 

@@ -52,9 +52,10 @@ FREE = (
 )
 # The fields of a Setup that are not copied into the ResultsIdentity:
 NOT_COPIED = {
-    *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
-    *("nproc", "steps", "resume", "also", "machines", "mesh"),  # the inspected setup's own values of these are recorded
-    "proves",  # the command says so
+    *("out", "deadline_s", "stall_s"),  # fields that decide no result: where it is written, and when a launch is ended
+    # Of these fields the values of the inspected setup are recorded.
+    *("nproc", "steps", "resume", "also", "machines", "mesh"),
+    "proves",  # fields that the name of the command tells
 }
 WEIGHTS = "weights.safetensors"
 # What commands write into the folder, besides what their ranks do (records/launch_files.py). It is looked at before
@@ -362,7 +363,7 @@ def already_finished(out: Path, results: RunResults) -> Message:
 
 
 def _is_same_line(out: Path, training: RunTask, words: tuple[str, ...]) -> bool:
-    """Whether the command is the one that has begun the training, as far as --resume says."""
+    """Returns whether the command is the one that has begun the training, as far as --resume says."""
     if training.resume in ("auto", "never"):
         return training.resume == "auto"
     try:
@@ -372,7 +373,8 @@ def _is_same_line(out: Path, training: RunTask, words: tuple[str, ...]) -> bool:
 
 
 def _is_place_of_results(folder: Path, out: Path) -> bool:
-    """Whether a training in `out` writes into `folder`, or in its place: an export could not have the name then."""
+    """Returns whether a training in `out` writes into `folder`, or in its place: an export could not have the name
+    then."""
     folder, out = folder.resolve(), out.resolve()
     if out.is_relative_to(folder):
         return True

@@ -51,7 +51,7 @@ class Entry:
 @dataclass(frozen=True)
 class Revision:
     """A commit. name: as it was given. top: the folder of the working directory's repository. files: path from there ->
-    what the commit has; tracked: what the index has. git_folder: where its objects are."""
+    the commit's file; tracked: the index's. git_folder: where its objects are."""
 
     name: str
     commit: str
@@ -84,7 +84,8 @@ class Revision:
             self._write(_own(copy, path), path, entry, contents)
 
     def _is_linked(self, copy: Path, path: str, entry: Entry) -> bool:
-        """Whether a large file of the working directory has the commit's contents, and the copy a link to it."""
+        """Returns whether a large file of the working directory has the commit's contents, and the copy a link to
+        it."""
         file = self.top / path
         with suppress(OSError):
             is_large = entry.mode in FILES and not file.is_symlink() and file.stat().st_size > COPIED
@@ -146,13 +147,13 @@ def find_revision(name: str) -> Revision:
     """Returns a revision of the repository around the working directory. Raises UserError where there is none."""
     if name.startswith("-") or not name or not name.isprintable():
         raise UserError(message("no_name_of_a_revision", revision=name[:80]))
-    here = Path.cwd()
-    top_line = _git(here, "rev-parse", "--show-toplevel")
+    current_folder = Path.cwd()
+    top_line = _git(current_folder, "rev-parse", "--show-toplevel")
     if top_line is None:
-        raise UserError(message("no_git_repository", folder=here))
+        raise UserError(message("no_git_repository", folder=current_folder))
     top = Path(os.fsdecode(top_line).removesuffix("\n"))
-    if not here.resolve().is_relative_to(top.resolve()):
-        raise UserError(message("no_git_repository", folder=here))
+    if not current_folder.resolve().is_relative_to(top.resolve()):
+        raise UserError(message("no_git_repository", folder=current_folder))
     commit = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     commit_id = (commit or b"").decode(errors="replace").strip()
     if not ID.fullmatch(commit_id):
@@ -199,8 +200,8 @@ def _start_git(folder: Path, *arguments: str, stdin: IO[bytes] | int = subproces
 
 def _environment() -> dict[str, str]:
     """Returns git's environment: no variable leads to another repository, as those do that a hook runs with."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return kept | {name: os.environ[name] for name in os.environ if name.startswith("GIT_CONFIG")} | OFFLINE
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return variables | {name: os.environ[name] for name in os.environ if name.startswith("GIT_CONFIG")} | OFFLINE
 
 
 def _own(copy: Path, path: str) -> Path:

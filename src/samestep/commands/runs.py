@@ -129,7 +129,7 @@ def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | No
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a command on this machine is writing into `folder`."""
+    """Returns whether a command on this machine is writing into `folder`."""
     with suppress(OSError), open_regular(folder / LOCK) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -158,7 +158,8 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     """Returns the line that repeats a command, for a shell. A folder from elsewhere names no other program."""
     words = began.words if began else ()
     texts = [*words, began.cwd if began else "", str(folder)]
-    is_samestep = words[:1] == ("samestep",) and RESULTS_OF.keys() >= {*words[1:2]}  # not monitor, of any program
+    # Not `monitor`, which runs any program.
+    is_samestep = words[:1] == ("samestep",) and RESULTS_OF.keys() >= {*words[1:2]}
     if began is None or not is_samestep or any(printable(text) != text for text in texts):
         return ""
     same_cwd = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())

@@ -13,7 +13,7 @@ from samestep.errors import UserError
 from samestep.message import Message, message
 from samestep.world.mesh import Mesh
 
-MOST_RANKS_AS_THREADS = 64  # each more takes the others' time, of which the interpreter has one
+MOST_RANKS_AS_THREADS = 64  # each further thread takes time of the others: one interpreter runs one thread at a time
 MOST_RANKS_PER_CORE = 64
 FOREVER_S = 1e6  # the longest timeout that sockets accept
 

@@ -20,7 +20,7 @@ from samestep.world.imports import PACKAGE, module_arguments
 
 REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 INSTALL_S = 1800
-LONGEST = 300  # characters of what pip says
+LONGEST = 300  # the most characters of pip's output
 
 
 def check_requirements(requirements: Sequence[str]) -> None:
@@ -104,13 +104,13 @@ def _editable_folders() -> Iterator[Path]:
 @contextmanager
 def inside(folder: Path, variables: Mapping[str, str]) -> Iterator[None]:
     """Makes a folder the working directory, and sets variables of the environment, during the block."""
-    here, before = Path.cwd(), {name: os.environ.get(name) for name in variables}
+    current_folder, before = Path.cwd(), {name: os.environ.get(name) for name in variables}
     os.chdir(folder)
     os.environ |= variables
     try:
         yield
     finally:
-        os.chdir(here)
+        os.chdir(current_folder)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from samestep.bounds import ROW_APART
 from samestep.data.arrays import Arrays
 from samestep.data.loader import fetch
 from samestep.data.part import Part, PartInBatches, PartOfArrays
@@ -42,7 +43,6 @@ from samestep.world.processes import die_with_parent
 
 ROWS = 16  # that are looked at, the first and the last among them
 FIRST_ROWS = 4  # of a stream, which would have to be read up to the others
-ROUNDING = 1e-6  # of a row's floating-point numbers, relative to their magnitude
 # For one row: a forked process may wait for a lock that a thread of this one holds, and would do so for ever.
 SILENT_S = 120.0
 COLLATED = -1  # in the place of a row: the first two, augmented and collated
@@ -185,7 +185,7 @@ def digest_of(sample: Any) -> str:
 def is_same_row(digest: str, second: str) -> bool:
     """Returns whether two digests are of the same row, within the rounding of another kind of processor."""
     (bits, total, magnitude), (other_bits, other_total, other_magnitude) = digest.split(), second.split()
-    bound = ROUNDING * max(float(magnitude), float(other_magnitude))
+    bound = ROW_APART * max(float(magnitude), float(other_magnitude))
     return bits == other_bits and abs(float(total) - float(other_total)) <= bound
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from samestep.errors import Refused, UserError
 from samestep.job.checks import nested
-from samestep.job.function_checks import is_a
+from samestep.job.function_checks import is_of_torch
 
 END = object()
 
@@ -41,7 +41,7 @@ class Stream(Dataset[Any]):
                 f"a {type(dataset).__name__} can be read once, and each epoch reads anew; give Stream an object whose "
                 "__iter__ starts again, such as an IterableDataset"
             )
-        if is_a(dataset, "DataLoader") and getattr(dataset, "batch_size", None) is not None:
+        if is_of_torch(dataset, "DataLoader") and getattr(dataset, "batch_size", None) is not None:
             raise UserError(
                 f"a {type(dataset).__name__} gives batches, and a Stream is read row by row, of which each rank makes "
                 "its own batches; give the loader's dataset: Stream(loader.dataset, length=…) where it is iterable, "

@@ -140,8 +140,8 @@ def train(
                 if job.moves_lr(batch):
                     scheduler.step()
                 run.step(loss)
-        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return in_order_of_model(model, get_model_state_dict(model, options=whole))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return in_order_of_model(model, get_model_state_dict(model, options=options))
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

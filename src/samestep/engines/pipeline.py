@@ -109,9 +109,9 @@ def train(
                 for micro_batch, loss in zip(step, losses):
                     run.note_loss(micro_batch, loss)
                 sum_copies(divided, copies)
-                whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]
+                unsharded = [parameter for parameter in model.parameters() if not is_shard(parameter)]
                 for axis in ("data", "shard"):  # FSDP has averaged those of shards
-                    average_gradients(whole, ranks[axis].get_group())
+                    average_gradients(unsharded, ranks[axis].get_group())
                 if job.clip_norm is not None:
                     counted, device = divided.owned(), world.device
                     clip_divided_norm(model.parameters(), job.clip_norm, counted=counted, group=stages, device=device)

@@ -131,18 +131,18 @@ def moved(data: Any, device: torch.device) -> Any:
     return mapped_tensors(lambda tensor: tensor.to(device, non_blocking=True), data)
 
 
-def starts_of(model: nn.Module, stages: int, at: str) -> list[str]:
+def starts_of(model: nn.Module, stages: int, cuts: str) -> list[str]:
     """Returns the names of the layers with which the second stage begins, and the third, … Raises UserError for a name
-    in `at` that is not a layer's, or not in the model's order."""
+    in `cuts` that is not a layer's, or not in the model's order."""
     sizes = {name: sum(p.numel() for p in layer.parameters()) for name, layer in layers_of(model).items()}
     starts: list[str] = []
-    for name in at.split(",") if at else ():
+    for name in cuts.split(",") if cuts else ():
         later = [*sizes][[*sizes].index(starts[-1]) + 1 :] if starts else [*sizes][1:]
         if name not in later:
-            raise UserError(f"--set-engine split.at={at}: {name} is not a later layer; {nearest(name, later)}")
+            raise UserError(f"--set-engine split.at={cuts}: {name} is not a later layer; {nearest(name, later)}")
         starts.append(name)
     placed, total = 0.0, sum(sizes.values())
-    for number, (name, size) in enumerate(() if at else sizes.items()):
+    for number, (name, size) in enumerate(() if cuts else sizes.items()):
         stage, left = len(starts), len(sizes) - number
         is_due = placed + size / 2 >= total * (stage + 1) / stages  # the layer's middle lies in the next part
         if number and stage < stages - 1 and (is_due or left < stages - stage):

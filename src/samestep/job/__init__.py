@@ -14,7 +14,6 @@ from samestep.job.batch import counts_by_itself as counts_by_itself
 from samestep.job.batch import output_and_state as output_and_state
 from samestep.job.batch import reads_batch as reads_batch
 from samestep.job.checks import check_job, refuse_unknown
-from samestep.job.fields import Dataset as Dataset
 from samestep.job.fields import JobFields
 from samestep.job.orders import ByLength as ByLength
 from samestep.job.orders import Lanes as Lanes

@@ -11,7 +11,7 @@ from typing import Any
 from samestep.errors import UserError, nearest
 from samestep.job.batch import apply_to_inputs, counts_by_itself
 from samestep.job.fields import JobFields
-from samestep.job.function_checks import check_functions, check_optimizer, is_a, shown
+from samestep.job.function_checks import check_functions, check_optimizer, is_of_torch, shown
 from samestep.job.orders import ByLength, Lanes, Weighted
 from samestep.job.phases import LRSchedule, Recipe
 
@@ -46,8 +46,8 @@ def check_job(job: JobFields) -> None:
             "at once; leave out one of them"
         )
     if job.batch_weight and (job.weight or job.gather_outputs):
-        other = "weight" if job.weight else "gather_outputs=True"
-        raise UserError(f"batch_weight and {other} each say what a batch weighs in the mean; leave out one of them")
+        option = "weight" if job.weight else "gather_outputs=True"
+        raise UserError(f"batch_weight and {option} each say what a batch weighs in the mean; leave out one of them")
     check_metrics(job.metrics)
     for name in {"loss", "step"} & {*job.metrics}:
         raise UserError(
@@ -141,7 +141,7 @@ def check_dataset(name: str, dataset: Any) -> None:
 
 def _dataset_inside(name: str, dataset: Any) -> str:
     """Returns what to give instead of something that holds, loads or names a dataset; '' for a dataset."""
-    if is_a(dataset, "DataLoader"):
+    if is_of_torch(dataset, "DataLoader"):
         return (
             f"each rank makes its own batches: give {name}=loader.dataset, its batch_size as part of global_batch, and "
             "its collate_fn, where it has one, as collate"

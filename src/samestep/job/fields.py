@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
 AnyJob = TypeVar("AnyJob", bound="JobFields")
 
 
-class Dataset(Protocol):
+class MapDataset(Protocol):
     """A map-style dataset, as torch's DataLoader takes it. `__getitems__(indices)`, where defined, fetches a batch."""
 
     def __len__(self) -> int: ...
@@ -73,9 +73,9 @@ class JobFields:
     model: Callable[[], nn.Module]
     criterion: Callable[[Any, Batch], Tensor] = None  # type: ignore[assignment]  # the first phase's
     optimizer: Recipe = None  # type: ignore[assignment]  # made of the phases'
-    train: Dataset = None  # type: ignore[assignment]
+    train: MapDataset = None  # type: ignore[assignment]
     global_batch: int = 0
-    evaluation: Dataset | None = None
+    evaluation: MapDataset | None = None
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from samestep.errors import UserError
 
 
-def is_a(value: Any, name: str) -> bool:
+def is_of_torch(value: Any, name: str) -> bool:
     """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
     return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
 
@@ -36,7 +36,7 @@ def check_optimizer(optimizer: Any, recipe: bool) -> None:
     given = optimizer.cls if recipe else optimizer
     if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
         return
-    built = is_a(given, "Optimizer")
+    built = is_of_torch(given, "Optimizer")
     cls = given if isinstance(given, type) else type(given) if built else None
     name = cls.__name__ if cls else "AdamW"
     known = cls is None or cls.__module__.startswith("torch.optim")
@@ -53,7 +53,7 @@ def check_optimizer(optimizer: Any, recipe: bool) -> None:
 
 def check_functions(model: Any, criterion: Any) -> None:
     """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
-    if is_a(model, "Module") or not callable(model):
+    if is_of_torch(model, "Module") or not callable(model):
         raise UserError(
             f"model is {shown(model)}; engines build it, each time with the same weights: write a function, "
             "def model(): torch.manual_seed(0); return Net()"

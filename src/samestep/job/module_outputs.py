@@ -38,7 +38,7 @@ class ModuleOutputs:
         if not is_grad_enabled():
             return  # as in an evaluation
         parts = [local for leaf in leaves_of(output) if (local := _local(leaf)) is not None]
-        # Apart, and no call: an expert returns zeros in the first of its router's two passes, for nothing.
+        # Zeros are counted apart, and as no call: an expert returns them in the first of its router's two passes.
         noted = [local for local in parts if local.any()]
         self._zeros[name] += sum(local.numel() for local in parts) - sum(local.numel() for local in noted)
         if not noted:

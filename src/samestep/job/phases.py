@@ -210,8 +210,10 @@ def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
             given = list(groups)
             self.optimizers: list[Optimizer] = []
             for number, recipe in enumerate(recipes):
-                own = [{**group, "params": list(group["params"])} for group in given if group["phase"] == number]
-                self.optimizers.append(recipe.cls(own, **recipe.settings))
+                groups_of_phase = [
+                    {**group, "params": list(group["params"])} for group in given if group["phase"] == number
+                ]
+                self.optimizers.append(recipe.cls(groups_of_phase, **recipe.settings))
             super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
 
         def step(self, closure: Any = None) -> Any:
@@ -219,7 +221,7 @@ def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
             for number, optimizer in enumerate(self.optimizers):
                 groups = [group for group in self.param_groups if group["phase"] == number]
                 if any(parameter.requires_grad for group in groups for parameter in group["params"]):
-                    # Each time: load_state_dict has replaced them. States are kept by parameter, so all can be in one.
+                    # Set in each step, as load_state_dict replaces them. One state holds those of all parameters.
                     optimizer.param_groups, optimizer.state = groups, self.state
                     optimizer.step()
             return loss

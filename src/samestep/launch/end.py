@@ -20,6 +20,7 @@ from samestep.launch.stacks import sizes, wait_until_written
 from samestep.message import message
 from samestep.records.record import Record
 from samestep.world.processes import COMMAND, KILLED_S, this_command
+from samestep.world.regular_files import paths_in
 
 Tree = subprocess.Popen[bytes] | ForkedWorker  # the process of a launch from which all others descend
 
@@ -86,7 +87,7 @@ def live_local_ranks(folder: Path) -> list[psutil.Process]:
 def local_pids(folder: Path) -> list[int]:
     """Returns the pids of the ranks of `folder` on this machine, alive or not."""
     pids = []
-    for path in folder.glob("pid-rank*"):
+    for path in paths_in(folder, "pid-rank*"):
         with suppress(OSError):  # the folder may be removed at any time
             if is_local_pid_file(path):
                 pids.append(int(path.read_text().partition("@")[0]))
@@ -95,7 +96,10 @@ def local_pids(folder: Path) -> list[int]:
 
 def is_local_pid_file(path: Path) -> bool:
     """Whether a rank's pid file was written on this machine, and is complete."""
-    pid, _, host = path.read_text().partition("@")
+    try:
+        pid, _, host = path.read_text().partition("@")
+    except FileNotFoundError:
+        return False
     return bool(pid) and host == socket.gethostname()
 
 
@@ -116,7 +120,7 @@ class Deadline:
 
     def fail(self) -> None:
         """Makes each rank write its stack, and raises TrainingFailed."""
-        before = sizes(self._folder.glob("stack-rank*.txt"))
+        before = sizes(paths_in(self._folder, "stack-rank*.txt"))
         signal_ranks(self._folder, signal.SIGUSR1)
         wait_until_written(before)
         raise TrainingFailed(message("launch_reached_its_deadline", seconds=self._seconds, folder=self._folder))
@@ -158,7 +162,9 @@ class IdleLauncher:
 
     def _limit_s(self) -> float:
         machines = self._machines
-        ranks = [path.name.removeprefix("pid-") for path in self._folder.glob("pid-rank*") if is_local_pid_file(path)]
+        ranks = [
+            path.name.removeprefix("pid-") for path in paths_in(self._folder, "pid-rank*") if is_local_pid_file(path)
+        ]
         if all((self._folder / f"{rank}.json").exists() for rank in ranks):
             return ENDING_S if machines.nnodes == 1 else machines.timeout_s  # it waits for other machines' ranks
         return machines.timeout_s if machines.max_restarts else SETTLE_S  # the launcher may restart them

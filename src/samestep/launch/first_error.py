@@ -14,6 +14,7 @@ from samestep.launch import Machines, stacks
 from samestep.message import Message, message
 from samestep.records.record import FAULT, Record
 from samestep.world import resources
+from samestep.world.regular_files import paths_in
 
 GLOO_MISMATCH = "distributed collective mismatch"  # what gloo prints before it aborts
 
@@ -29,7 +30,7 @@ def raise_if_failed(
     if record.complete(size):
         return
     error = record.error()
-    log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt") if log.is_file())
+    log = "\n".join(log.read_text(errors="replace") for log in paths_in(record.folder, "log*.txt") if log.is_file())
     killed = killed_rank(log, launchers)
     if error and error.kind in ("user", "refused"):
         raise (Refused if error.kind == "refused" else UserError)(error.message)
@@ -50,7 +51,7 @@ def raise_if_failed(
     if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
         raise UserError(message_in(refused[1]) or refused[1])
     last_line, folder = _last_line(record), record.folder
-    if machines.nnodes > 1 and not list(folder.glob("pid-rank*")):
+    if machines.nnodes > 1 and not paths_in(folder, "pid-rank*"):
         raise TrainingFailed(
             message(
                 "machines_did_not_all_reach_the_rendezvous",
@@ -129,7 +130,7 @@ def _rank_log(record: Record, rank: int) -> Path:
 
 def _last_line(record: Record) -> str | None:
     """Returns the last line of the launcher's log, often its reason, as in srun's 'More processors requested …'."""
-    logs = filter(Path.is_file, record.folder.glob("log*.txt"))
+    logs = filter(Path.is_file, paths_in(record.folder, "log*.txt"))
     lines = [
         line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
     ]
@@ -138,7 +139,7 @@ def _last_line(record: Record) -> str | None:
 
 def _ranks_without_record(record: Record, size: int) -> list[int]:
     """Lists the ranks that have written no record, among those that started on this machine."""
-    started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
+    started = {int(path.name.removeprefix("pid-rank")) for path in paths_in(record.folder, "pid-rank*")}
     return sorted((started or set(range(size))) - record.written())
 
 

@@ -17,6 +17,7 @@ from samestep.message import Message, message
 from samestep.records.flight_recorder import entries_of
 from samestep.world import heartbeat, questions
 from samestep.world.heartbeat import Pulse
+from samestep.world.regular_files import paths_in
 
 # By the numbers of world.heartbeat.
 ACTIVITIES = (
@@ -151,7 +152,7 @@ class HungRank:
 
 def pids(folder: Path) -> dict[int, int]:
     """Returns rank -> pid of the ranks of `folder` that were started on this machine."""
-    files = [path for path in folder.glob("pid-rank*") if is_local_pid_file(path)]
+    files = [path for path in paths_in(folder, "pid-rank*") if is_local_pid_file(path)]
     return {int(path.name.removeprefix("pid-rank")): int(path.read_text().partition("@")[0]) for path in files}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import LONGEST_MESSAGE
-from samestep.world.regular_files import move_file, open_end, open_new, open_regular, remove_file
+from samestep.world.regular_files import move_file, open_end, open_new, open_regular, paths_in, remove_file
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
@@ -52,7 +52,10 @@ class RankOutput:
     def _read(self, last: bool) -> None:
         for rank, path in _logs_in(self._folder).items():
             if rank not in self._logs:
-                self._logs[rank] = open_regular(path, buffering=0)
+                try:
+                    self._logs[rank] = open_regular(path, buffering=0)
+                except FileNotFoundError:  # somebody has removed it meanwhile
+                    continue
                 self._decoders[rank] = codecs.getincrementaldecoder("utf-8")(errors="replace")
                 self._waiting[rank] = deque()
         now = time.monotonic()
@@ -88,7 +91,7 @@ class RankOutput:
 
 def _logs_in(folder: Path) -> dict[int, Path]:
     """Returns the logs of the ranks: rank0.log, rank1.log, …, and no file of a like name."""
-    named = {path: re.fullmatch(r"rank(\d{1,9})\.log", path.name) for path in folder.glob("rank*.log")}
+    named = {path: re.fullmatch(r"rank(\d{1,9})\.log", path.name) for path in paths_in(folder, "rank*.log")}
     return {int(number[1]): path for path, number in named.items() if number}
 
 

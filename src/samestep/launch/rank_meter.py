@@ -51,9 +51,11 @@ class RankMeter:
         return [self._with_line(self._uses[rank]) for rank in sorted(self._uses)]
 
     def _with_line(self, use: RankUse) -> RankUse:
-        own, others = self._lines.get(use.rank, (Counter[str](), Counter[str]()))
-        line = max(own, key=lambda line: own[line] - others[line], default="")
-        return replace(use, line=line, looks=own.total(), looks_at_line=own[line], others_at_line=others[line])
+        own_lines, other_lines = self._lines.get(use.rank, (Counter[str](), Counter[str]()))
+        line = max(own_lines, key=lambda line: own_lines[line] - other_lines[line], default="")
+        return replace(
+            use, line=line, looks=own_lines.total(), looks_at_line=own_lines[line], others_at_line=other_lines[line]
+        )
 
     def look_if_due(self, running: Mapping[int, tuple[int, Pulse]]) -> bool:
         """Looks at the ranks, if it is time; returns whether it did.
@@ -182,9 +184,19 @@ class _Look:
     def now(cls, pid: int, pulse: Pulse) -> _Look:
         cpu_s, queue_s = _thread_times(pid, pulse.clocks.thread or pid)
         workers = [memory_of(worker) for worker in pulse.worker_pids if _is_child(worker, pid)]
-        own = sum(worker.own for worker in workers)
+        workers_memory = sum(worker.own for worker in workers)
         resident = statistics.fmean(worker.resident for worker in workers) if workers else 0.0
-        return cls(pid, time.monotonic(), pulse, cpu_s, queue_s, memory_of(pid).own, own, len(workers), resident)
+        return cls(
+            pid,
+            time.monotonic(),
+            pulse,
+            cpu_s=cpu_s,
+            queue_s=queue_s,
+            memory=memory_of(pid).own,
+            workers=workers_memory,
+            worker_processes=len(workers),
+            worker_resident=resident,
+        )
 
 
 def _is_child(pid: int, parent: int) -> bool:

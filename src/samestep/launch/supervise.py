@@ -27,7 +27,7 @@ from samestep.launch.watchdog import Watchdog
 from samestep.message import message
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.processes import COMMAND, die_with_parent, this_command
-from samestep.world.regular_files import open_end, remove_file
+from samestep.world.regular_files import open_end, paths_in, remove_file
 
 _going_on: set[Path] = set()  # the folders of the launches that go on: ranks may train while the reference is played
 _changing = threading.Lock()  # held while a launch is added or ended
@@ -88,7 +88,7 @@ def run(
                 if tree:
                     end_tree(tree, folder, is_last=not _going_on)
     code = tree.returncode if tree.returncode is not None else -signal.SIGKILL
-    if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
+    if code == 0 and machines.nnodes > 1 and not paths_in(folder, "error-rank*"):
         _await_records(folder, size)
     record = Record(folder)
     killed = first_error.memory_kills() - killed_before
@@ -131,7 +131,7 @@ def _prepare_child(ends_by: signal.Signals) -> None:
 def _await_records(folder: Path, size: int) -> None:
     """Waits for other machines' records, which may appear in a shared folder after the launcher has ended."""
     until = time.monotonic() + ENDING_S
-    while len(list(folder.glob("rank[0-9]*.json"))) < size and time.monotonic() < until:
+    while len(paths_in(folder, "rank[0-9]*.json")) < size and time.monotonic() < until:
         time.sleep(0.1)
 
 

@@ -177,7 +177,7 @@ class Watchdog:
         """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""
         late_s = min(rank.silent_s - rank.limit_s(self._stall_s) for rank in ranks.values())
         if not surely or len(ranks) < self._size or self._machines.nnodes > 1:
-            # A rank of a busy machine may not answer in time: beside others, that alone puts no blame on it.
+            # A rank of a busy machine may not answer in time, which alone does not make it the cause beside others.
             waits = self._all_wait(ranks, silence_waits=not surely and self._machines.nnodes > 1)
             if waits and (not surely or late_s < ELSEWHERE_S):
                 return

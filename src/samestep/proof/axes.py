@@ -1,7 +1,7 @@
 """Names the axes of a mesh along which a training is wrong: it is proven again on parts of the mesh.
 
-Pure functions but for `tried_axes`, whose caller starts the ranks. On a part some axes have their ranks, and the others
-have one: what is gone without an axis, and there with it alone, is of that axis.
+Pure functions but for `tried_axes`, whose caller starts the ranks. On a part some axes have their ranks, and each other
+axis has one rank: a difference that is gone without an axis, and shows with this axis alone, is along it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from samestep.bounds import STANDS_STILL
 from samestep.message import Message, message
 from samestep.proof.compare import Comparison
 from samestep.proof.modules import module_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from samestep.world.mesh import Mesh
 
 DEADLINE = "launch_reached_its_deadline"
-STILL = 1e-9  # of the furthest that a parameter moves: one that moves less is frozen, or has a gradient of rounding
 
 
 def tried_axes(mesh: Mesh, try_part: Callable[[Mesh], AxisTrial]) -> tuple[AxisTrial, ...]:
@@ -42,7 +42,7 @@ def tried_axes(mesh: Mesh, try_part: Callable[[Mesh], AxisTrial]) -> tuple[AxisT
 def origin_of(trials: Sequence[AxisTrial], *, is_failure: bool = False) -> Origin:
     """Returns along which axes a training is wrong. trials: as tried_axes() returns them. is_failure: it failed,
     perhaps in another training than those that were tried."""
-    whole, *parts = trials
+    full_trial, *parts = trials
     wrong = [trial for trial in parts if trial.differs]
     fields = {
         "gone": [_part(trial) for trial in parts if trial.differs is False] or None,
@@ -50,10 +50,10 @@ def origin_of(trials: Sequence[AxisTrial], *, is_failure: bool = False) -> Origi
         "why": next((trial.why for trial in parts if trial.why), None),
     }
     axes = {axis for trial in wrong for axis in trial.axes}
-    if whole.differs is None:
-        said = message("axes_not_tried", why=whole.why)
-    elif not whole.differs:
-        said = message("not_wrong_when_tried_again", mesh=whole.mesh)
+    if full_trial.differs is None:
+        said = message("axes_not_tried", why=full_trial.why)
+    elif not full_trial.differs:
+        said = message("not_wrong_when_tried_again", mesh=full_trial.mesh)
         if is_failure:
             said = message("axes_not_tried", why=message("failure_is_not_of_first_trainings"))
     elif any(not trial.axes for trial in wrong):
@@ -63,10 +63,10 @@ def origin_of(trials: Sequence[AxisTrial], *, is_failure: bool = False) -> Origi
     elif fields["untried"]:
         said = message("axes_not_known", **fields)
     else:
-        axes = {*whole.axes}
-        at = {"axes": [*whole.axes], "mesh": _part(whole), "gone": fields["gone"]}
-        said = message("wrong_along_axis", **at) if len(axes) == 1 else message("wrong_along_axes_together", **at)
-    return Origin(tuple(axis for axis in whole.axes if axis in axes), said=(said,), trials=tuple(trials))
+        axes = {*full_trial.axes}
+        place = {"axes": [*full_trial.axes], "mesh": _part(full_trial), "gone": fields["gone"]}
+        said = message("wrong_along_axis", **place) if len(axes) == 1 else message("wrong_along_axes_together", **place)
+    return Origin(tuple(axis for axis in full_trial.axes if axis in axes), said=(said,), trials=tuple(trials))
 
 
 def _part(trial: AxisTrial) -> str | Message:
@@ -82,7 +82,8 @@ def why_not_by_axes(verdict: Verdict) -> Message | None:
 
 
 def _names(verdict: Verdict) -> str:
-    """How the record names the trainings of which one differs, '{}' being the proof's; '': of others than tried."""
+    """Returns the name, in the record, of the trainings of which one differs, '{}' for the proof's; '': of those that
+    were not tried."""
     divergence = verdict.first_divergence
     if divergence is None:
         return "{}"
@@ -121,7 +122,7 @@ def planned_on_part(trainings: Sequence[ProveTask], played: Expectation, *, is_w
 
 
 def notes_outputs(trainings: Sequence[ProveTask]) -> bool:
-    """Whether what modules return is compared in one of these trainings: in the exact first gradient."""
+    """Returns whether what modules return is compared in one of these trainings: in the exact first gradient."""
     return any(task.name == "gradient" for task in trainings)
 
 
@@ -151,7 +152,7 @@ def with_module(origin: Origin, verdict: Verdict, played: Expectation, record: R
 def _trained(played: Expectation, training: str) -> list[str]:
     """Returns the names of the parameters that a training moves, in the order of the model."""
     moved = {name: played.of(training).moved[name].distance for name in played.of(training).parameters}
-    return [name for name, distance in moved.items() if distance > STILL * max(moved.values())]
+    return [name for name, distance in moved.items() if distance > STANDS_STILL * max(moved.values())]
 
 
 def _tied(*states: Mapping[str, Any]) -> set[str]:
@@ -177,7 +178,7 @@ def trial_of(
         return AxisTrial(axes, name, None, message("reference_not_played", why=why))
     found = train()
     if isinstance(found, Message):
-        # Another kind of failure says nothing: fewer ranks hold more of the model each. A deadline says nothing either.
+        # A part that fails in another way tells nothing: its ranks hold more of the model each. Nor does a deadline.
         same = verdict.reason is not None and verdict.reason.id == found.id != DEADLINE
         return AxisTrial(axes, name, True) if same else AxisTrial(axes, name, None, found)
     assert facts.numerics

@@ -1,6 +1,6 @@
-"""Names what the numbers of an engine and the reference show of a difference by themselves, without a replay.
+"""Names the cause of a difference from the numbers of an engine and the reference, without a replay.
 
-It is the cause where rows, weights or names are wrong; hypotheses.py tries the causes of the others. CAUSES has a
+These tell it where rows, weights or names are wrong; hypotheses.py tries causes for the other differences. CAUSES has a
 function for each quantity that is compared.
 """
 
@@ -13,6 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samestep.bounds import (
+    BUFFER_APART,
+    FACTOR_OF_RANKS,
+    GRADIENT_APART,
+    GRADIENT_APART_ULPS,
+    MOVES_ALTHOUGH_STILL,
+    NO_FACTOR,
+    ROUNDED_ON_ITS_WAY,
+    SHOWN_BY_SAMPLES,
+    STANDS_STILL,
+    TOLD_APART,
+)
 from samestep.message import Message, message
 from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, Expectation, Trace, replicas_of, sample_like
@@ -23,15 +35,12 @@ if TYPE_CHECKING:
 
     Gradients = Mapping[str, NDArray[Any]]
 
-ALIKE = 1e-6  # two gradients are one, this share of the largest element apart
-ULPS = 8  # or so many units in the last place, of the gradient as it travels and of the weights that it is read from
-SHOWS = 0.01  # of the greatest difference: samples that differ by less do not show it
 CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training, as the reference and as an engine took it. name: of it in the engine's record."""
+    """One training, as the reference and as an engine took it. name: that of the training in the engine's record."""
 
     expectation: Expectation
     training: str
@@ -48,16 +57,25 @@ class Case:
         step: int | None = None,
         tensor: str | None = None,
         rank: int | None = None,
+        times_bound: float | None = None,
     ) -> Divergence:
-        """Returns the divergence of one quantity, with its cause."""
+        """Returns the divergence of one quantity, with its cause. times_bound: as of Divergence."""
         divergence = Divergence(
-            self.training, step, quantity, tensor=tensor, rank=rank, expected=expected, found=observed, name=self.name
+            self.training,
+            step,
+            quantity,
+            tensor=tensor,
+            rank=rank,
+            expected=expected,
+            found=observed,
+            name=self.name,
+            times_bound=times_bound,
         )
         cause = CAUSES[quantity](self, divergence)
         schedule = self.expectation.of(self.training).schedule
         if self.training == "late":
-            shown = self.expected.last_step if step is None else step
-            divergence = replace(divergence, epoch=self.expected.epochs[shown], schedule_step=schedule[shown])
+            shown_step = self.expected.last_step if step is None else step
+            divergence = replace(divergence, epoch=self.expected.epochs[shown_step], schedule_step=schedule[shown_step])
             cause = message("wrong_in_later_epoch", epoch=divergence.epoch, cause=cause)
         elif self.name == AS_OWN.format(self.training):
             cause = message("wrong_in_own_dtype_alone", dtype=self.expectation.facts.dtype, cause=cause)
@@ -74,7 +92,7 @@ class Case:
         return self.training == "user" and "sgd" in self.expectation.facts.trainings
 
     def begins_epoch(self, step: int) -> bool:
-        """Whether a step is the first of an epoch other than the first."""
+        """Returns whether a step is the first of an epoch other than the first."""
         epochs = self.expected.epochs
         return epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step])
 
@@ -84,7 +102,7 @@ def _short(value: Any) -> Any:
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON knows no NaN
+        return str(value)  # JSON has no NaN
     if isinstance(value, list) and len(value) > 8:
         return [*value[:6], f"… {len(value)} in all"]
     return value
@@ -117,7 +135,7 @@ def _rows(case: Case, divergence: Divergence) -> Message:
 
 
 def _first_rows_of_epochs(case: Case, before: int) -> list[list[int]]:
-    """The rows of the first step of each epoch that begins before step `before`."""
+    """Returns the rows of the first step of each epoch that begins before step `before`."""
     first: dict[int, int] = {}
     for step, epoch in sorted(case.expected.epochs.items()):
         first.setdefault(epoch, step)
@@ -125,7 +143,7 @@ def _first_rows_of_epochs(case: Case, before: int) -> list[list[int]]:
 
 
 def _later_rows(case: Case, divergence: Divergence) -> Message:
-    """Of the rows that a rank would read in an epoch that no training reaches."""
+    """Names the cause of wrong rows that a rank would read in an epoch that no training reaches."""
     plans = case.expectation.of(case.training).later.values()
     processes, rank = len(case.observed.micro_batches), divergence.rank or 0
     replicas = replicas_of(rank, processes, case.replicas, case.observed.mesh)
@@ -191,7 +209,7 @@ def _learning_rate(case: Case, divergence: Divergence) -> Message:
 
 
 def _optimizer_steps(case: Case, divergence: Divergence) -> Message:
-    # The rate of a step is missing: the number that is there comes with it.
+    # The rate of one step is missing: its number is the one that the other side has in its place.
     fewer = divergence.found < divergence.expected
     return message("optimizer_steps_left_out" if fewer else "optimizer_steps_repeated")
 
@@ -212,7 +230,7 @@ def _buffer(case: Case, divergence: Divergence) -> Message:
             return message("batches_counted_repeatedly", factor=int(factor))
     for replica in range(1, case.replicas):
         buffer = case.expectation.arrays(case.training, f".buffers{replica}").get(tensor)
-        if buffer is not None and np.allclose(buffer, case.observed.state[tensor], rtol=1e-9, atol=0):
+        if buffer is not None and np.allclose(buffer, case.observed.state[tensor], rtol=BUFFER_APART, atol=0):
             return message("buffers_of_another_rank", rank=replica)
     return message("buffers_synchronised_in_another_way")
 
@@ -255,15 +273,15 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
         for state in (case.expected.state, case.observed.state)
     )
     size = max(np.abs(values).max() for values in expected.values())
-    # The others are rounding around zero.
-    trained = [name for name in rank0 if np.abs(expected[name]).max() > 1e-9 * size]
+    # The other elements are rounding around zero.
+    trained = [name for name in rank0 if np.abs(expected[name]).max() > STANDS_STILL * size]
     slack = {name: _slack(case.expectation, start[name], expected[name]) for name in rank0}
     still = [name for name in rank0 if name not in trained]
-    moved = [name for name in still if np.abs(observed[name]).max() > max(1e-6 * size, slack[name])]
+    moved = [name for name in still if np.abs(observed[name]).max() > max(MOVES_ALTHOUGH_STILL * size, slack[name])]
     if moved or not trained:
         return message("frozen_parameter_moves", tensors=moved or [tensor])
-    whole = np.abs(case.expected.state[tensor] - case.observed.state[tensor]).max()
-    if np.abs(expected[tensor] - observed[tensor]).max() < SHOWS * whole:
+    state_difference = np.abs(case.expected.state[tensor] - case.observed.state[tensor]).max()
+    if np.abs(expected[tensor] - observed[tensor]).max() < SHOWN_BY_SAMPLES * state_difference:
         return message("gradient_differs_between_samples")
 
     def alike(name: str, values: Any) -> bool:
@@ -275,7 +293,7 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
     worst = max(shares, key=lambda name: shares[name])
     factor = _factor(expected, observed, trained)
     is_multiple = all(alike(name, factor * expected[name]) for name in trained)
-    if is_multiple and not math.isclose(factor, 1.0, rel_tol=1e-3):
+    if is_multiple and not math.isclose(factor, 1.0, rel_tol=TOLD_APART):
         norm = math.sqrt(sum(float((observed[name] ** 2).sum()) for name in trained))
         return _scaled(case.expectation, factor, norm)
     wrong = [name for name in trained if not alike(name, expected[name])]
@@ -298,7 +316,7 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
             return message("gradient_of_last_micro_batch_alone")
         if all(alike(name, before_last[name] + rank0[name] - rank0_before[name]) for name in trained):
             return message("last_micro_batch_not_reduced")
-    if shares[worst] < 1e-2:
+    if shares[worst] < ROUNDED_ON_ITS_WAY:
         return message("gradients_rounded_on_their_way", share=shares[worst])
     if not wrong:
         return message("gradients_off_by_a_share", tensor=worst, share=shares[worst])
@@ -309,8 +327,8 @@ def _gradient(case: Case, divergence: Divergence) -> Message:
 
 @dataclass(frozen=True)
 class _Part:
-    """The parameters that the ranks of an axis divide, or have whole, or that one place of it alone has. size: of the
-    axis. place: None: of all places."""
+    """The parameters that the ranks of an axis divide, or hold whole, or that the rank at one place of the axis holds
+    alone. size: of the axis. place: None: all places."""
 
     names: Sequence[str]
     axis: str
@@ -340,10 +358,14 @@ def _parts(observed: Trace, names: Sequence[str]) -> Iterator[_Part]:
 
 
 def _slack(expectation: Expectation, start: Any, expected: Any) -> float:
-    """How far rounding may move one tensor: of the gradient on its way, and of the weights that it is read from."""
+    """Returns how far rounding may move one tensor: of the gradient on its way, and of the weights that it is read
+    from."""
     gradient_eps, largest = expectation.eps, float(np.abs(expected).max())
-    weights_eps = min(gradient_eps, EPS["float32"])  # weights themselves stay float32 or wider
-    return max(ALIKE * largest, ULPS * (gradient_eps * largest + weights_eps * float(np.abs(start).max())))
+    weights_eps = min(gradient_eps, EPS["float32"])  # the weights stay float32 or wider
+    return max(
+        GRADIENT_APART * largest,
+        GRADIENT_APART_ULPS * (gradient_eps * largest + weights_eps * float(np.abs(start).max())),
+    )
 
 
 def _factor(expected: Gradients, observed: Gradients, names: list[str]) -> float:
@@ -355,15 +377,15 @@ def _factor(expected: Gradients, observed: Gradients, names: list[str]) -> float
 def _scaled(expectation: Expectation, factor: float, norm: float) -> Message:
     """Returns the cause of a gradient that is `factor` times the right one. norm: what its norm has become."""
     replicas = expectation.facts.layout.replicas
-    close = max(1e-5, ULPS * expectation.eps)
+    close = max(FACTOR_OF_RANKS, GRADIENT_APART_ULPS * expectation.eps)
     if math.isclose(factor, replicas, rel_tol=close):
         return message("gradients_summed_instead_of_averaged", ranks=replicas)
     if math.isclose(factor, 1 / replicas, rel_tol=close):
         return message("gradients_averaged_twice", ranks=replicas)
-    if abs(factor) < 1e-8:
+    if abs(factor) < NO_FACTOR:
         return message("optimizer_holds_other_parameters")
     for limit in (CLIPPED_TO, expectation.facts.clip_norm):
-        if limit is not None and factor < 1 and math.isclose(norm, limit, rel_tol=1e-3):
+        if limit is not None and factor < 1 and math.isclose(norm, limit, rel_tol=TOLD_APART):
             return message("gradients_clipped_unasked", factor=factor, norm=norm)
     return message("loss_scaled_by_another_factor", factor=factor)
 

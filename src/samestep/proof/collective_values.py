@@ -75,7 +75,7 @@ def _wrong_value(case: Case, rank: int, expected: str, found: str) -> WrongValue
 
 
 def _same(case: Case, expected: Tensors, received: Tensors) -> bool:
-    """Whether two values are equal; an average may be rounded, as the sum of halves is not that of wholes."""
+    """Returns whether two values are equal; an average may be rounded, as the sum of halves is not that of wholes."""
     if case.reduction != "avg" or case.dtype not in FLOATING:
         return expected == received
     slack = 4 * EPSILON.get(case.dtype, EPSILON["float32"])
@@ -164,12 +164,12 @@ def _at_root(case: Case, place: int, value: Tensors) -> Tensors | None:
 
 
 def _column(given: Given, place: int) -> list[List]:
-    """What each rank gives to the rank at `place`, from its list."""
+    """Returns what each rank gives to the rank at `place`, from its list."""
     return [tensors[place] for tensors in given]
 
 
 def _split_column(given: Given, place: int) -> list[List]:
-    """The same, from one tensor."""
+    """Returns what each rank gives to the rank at `place`, from one tensor."""
     return [_parts(tensors[0], len(given))[place] for tensors in given]
 
 

@@ -6,16 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from samestep.bounds import FLOOR_ULPS, SHOWN_BY_SAMPLES, SUM_ULPS, TIMES_NOISE, USELESS
 from samestep.message import Message, message
-from samestep.proof.causes import SHOWS, Case
+from samestep.proof.causes import Case
 from samestep.proof.trace import (
-    BOUND,
     EPS,
-    FLOOR_ULPS,
     Expectation,
     Trace,
     TracedMicroBatch,
@@ -30,10 +29,18 @@ from samestep.records.results import Divergence
 if TYPE_CHECKING:
     from samestep.proof.trace import State
 
-USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
 NOT_PLAYED = {"late": "late_epochs_not_compared", "life": "life_not_compared"}
 PART = " from ["  # in the name of a part of a parameter; see rank/digests.py
 BLOCK = 1 << 16  # elements that are compared at once
+
+
+class Outside(NamedTuple):
+    """A tensor that differs by more than rounding explains. times_bound: as of Divergence."""
+
+    name: str
+    expected: Any
+    observed: Any
+    times_bound: float | None
 
 
 class Comparison:
@@ -49,12 +56,12 @@ class Comparison:
         self.eps = expectation.eps
         self.bitwise = True
         self.compared = 0  # tensors, under SGD
-        self.shown = 0  # of them, those that move further than their bound: a fault as large as that would show
+        self.shown = 0  # tensors that move further than their bound: a fault as large as their movement would show
         self.worst: tuple[float, float] | None = None  # (difference, bound) of the weight that is furthest off
         # Training -> the tensors that rounding alone moves too far to compare.
         self.ill_conditioned: dict[str, list[str]] = {}
         self.unresolved: list[str] = []  # tensors that are compared, but move too little to show a fault
-        self.not_compared: list[Message] = []  # what of a run's life cannot be
+        self.not_compared: list[Message] = []  # the quantities of a run's life that cannot be compared
         self.reach: dict[str, int] = {}  # training -> the first step whose losses rounding alone moves visibly
 
     def divergences(self, training: str) -> Iterator[Divergence]:
@@ -105,7 +112,8 @@ class Comparison:
             self.reach[case.training] = first
 
     def _steps(self, case: Case, bounds: list[float]) -> Iterator[Divergence]:
-        """Step by step: for each rank rows, tensors and loss; then what its optimizer did."""
+        """Yields the divergences of the steps, one after the other: of each rank's rows, tensors and loss, then of what
+        its optimizer did."""
         for step in range(1 + case.expected.last_step):
             for rank in range(self.processes):
                 yield from self._micro_batches(case, step, rank, bounds[step])
@@ -124,7 +132,8 @@ class Comparison:
                 yield case.divergence("optimizer steps", want_count, got_count, rank=rank)
 
     def _micro_batches(self, case: Case, step: int, rank: int, loss_bound: float) -> Iterator[Divergence]:
-        """One rank's micro-batches of one step: rows, tensors, weights, losses."""
+        """Yields the divergences of one rank's micro-batches of one step: of their rows, tensors, weights and
+        losses."""
         expected = [micro_batch for micro_batch in case.expected.micro_batches[rank] if micro_batch.step == step]
         observed = [micro_batch for micro_batch in case.observed.micro_batches[rank] if micro_batch.step == step]
 
@@ -140,11 +149,14 @@ class Comparison:
         yield from differs("weight", lambda micro_batch: micro_batch.weight)
         for want, got in zip(expected, observed):
             self.bitwise &= want.loss_sum == got.loss_sum
-            if not abs(want.loss_sum - got.loss_sum) <= loss_bound:  # 'not <=': NaN differs too
-                yield case.divergence("loss", want.mean_loss, got.mean_loss, step=step, rank=rank)
+            difference = abs(want.loss_sum - got.loss_sum)
+            if not difference <= loss_bound:  # 'not <=': NaN differs too
+                times = times_bound(difference, loss_bound)
+                yield case.divergence("loss", want.mean_loss, got.mean_loss, step=step, rank=rank, times_bound=times)
 
     def loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
-        """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
+        """Returns how far rounding explains that each step's loss is off. This never shrinks: an early difference stays
+        in the weights."""
         facts = self.expectation.facts
         eps = EPS[facts.dtype] if facts.rounds == "sums" else self.eps
         floors: dict[int, float] = {}
@@ -157,22 +169,23 @@ class Comparison:
                 floors[step] = max(floors.get(step, 0.0), FLOOR_ULPS * eps * abs(sum_))
         bounds, widest = [], 0.0
         for step, draws in sorted(moved.items()):
-            rounding = BOUND * disagreement(draws, floors[step]) * max(draws)
+            rounding = TIMES_NOISE * disagreement(draws, floors[step]) * max(draws)
             widest = max(widest, rounding, floors[step])
             bounds.append(widest)
         return bounds
 
     def _gradient(self, case: Case) -> Iterator[Divergence]:
-        """One step of SGD at rate 1 moves each weight by minus its gradient."""
+        """Yields the divergences of the first gradient: one step of SGD at rate 1 moves each weight by minus its
+        gradient."""
         start = self.expectation.start()
         names = self.expectation.of("gradient").parameters
-        for name, want, got in self._outside(case, names):
+        for name, want, got, times in self._outside(case, names):
             sampled = [sample_like(values, start[name]) for values in (want, got)]
             index, spread = furthest(*sampled), distance(want, got)
             pair: list[Any] = [float(start[name][index] - values[index]) for values in sampled]
-            if 0 < SHOWS * spread > distance(*sampled):
+            if 0 < SHOWN_BY_SAMPLES * spread > distance(*sampled):
                 pair = ["the reference's", f"{spread:.3g} off, in few of its elements"]
-            yield case.divergence("first gradient", *pair, step=0, tensor=name)
+            yield case.divergence("first gradient", *pair, step=0, tensor=name, times_bound=times)
 
     def _final(self, case: Case) -> Iterator[Divergence]:
         """Parameters and buffers after the last step."""
@@ -183,13 +196,13 @@ class Comparison:
             return
         buffers = [name for name in want_names if name not in parameters]
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
-            for name, want, got in self._outside(case, names):
-                index, last = furthest(want, got), case.expected.last_step
-                yield case.divergence(quantity, _shown(want[index]), _shown(got[index]), step=last, tensor=name)
+            for name, want, got, times in self._outside(case, names):
+                pair, last = [_shown(values[furthest(want, got)]) for values in (want, got)], case.expected.last_step
+                yield case.divergence(quantity, *pair, step=last, tensor=name, times_bound=times)
 
     def _replicas(self, case: Case) -> Iterator[Divergence]:
-        """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared. Of parts, which
-        not every rank holds, the first rank's is the one that others are compared with."""
+        """Yields the divergences of the ranks' parameters after the last step, to the last bit: only rank 0's have been
+        compared. Parts, which not every rank holds, are compared with those of the first rank that holds them."""
         trainings = self.record.training(self.names.format(case.training))
         first: dict[str, int] = dict(trainings[0].end_digests)
         for rank, digests in enumerate((training.end_digests for training in trainings[1:]), 1):
@@ -198,14 +211,14 @@ class Comparison:
                 pair = [f"{digest:016x}" for digest in (first[name], found[name])]
                 yield case.divergence("replicas", *pair, step=case.expected.last_step, tensor=name, rank=rank)
 
-    def _outside(self, case: Case, names: list[str]) -> list[tuple[str, Any, Any]]:
+    def _outside(self, case: Case, names: list[str]) -> list[Outside]:
         spread = self.expectation.noise_distances(case.training)
         return self.outside(case.training, {n: case.expected.state[n] for n in names}, case.observed.state, spread)
 
     def outside(
         self, training: str, expected: Mapping[str, Any], observed: Mapping[str, Any], spread: Mapping[str, float]
-    ) -> list[tuple[str, Any, Any]]:
-        """Returns (name, expected, observed) of the tensors that differ by more than rounding explains.
+    ) -> list[Outside]:
+        """Returns the tensors that differ by more than rounding explains.
 
         spread: how far rounding alone moves each of `expected`.
         """
@@ -215,7 +228,7 @@ class Comparison:
         for name, want in expected.items():
             got = observed.get(name)
             if got is None or got.shape != want.shape:
-                outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
+                outside.append(Outside(name, want, np.full_like(want, np.nan, dtype=np.float64), None))
                 continue
             bound = bounds[name]
             difference = distance(want, got)
@@ -231,11 +244,12 @@ class Comparison:
             if self.worst is None or not difference <= self.worst[0]:
                 self.worst = (difference, bound)
             if not difference <= bound:
-                outside.append((name, want, got))
+                outside.append(Outside(name, want, got, times_bound(difference, bound)))
         return outside
 
     def _bounds(self, training: str, state: State, spread: Mapping[str, float]) -> tuple[dict[str, float], float]:
-        """What rounding explains of each tensor, and the largest value of all; at most 1. state: the reference's."""
+        """Returns how far rounding explains that each tensor is off, and the largest value of all tensors, at most 1.
+        state: the reference's."""
         moved = self.expectation.of(training).moved
         largest = largest_value(map(largest_of, state.values()))
         furthest = max((moved[name].distance for name in state), default=0.0)
@@ -257,7 +271,7 @@ class Comparison:
         return {n: b for n, b in bounds.items() if not says_nothing(b, moved[n].distance, largest, self.eps)}
 
     def _coverage(self, case: Case) -> Iterator[Divergence]:
-        """Every index once in an epoch that ended, in each phase; needs no reference."""
+        """Yields the epochs that ended and have not read every index once, in each phase; needs no reference."""
         played = self.expectation.of(case.training)
         if not played.each_once:
             return
@@ -270,7 +284,8 @@ class Comparison:
                 yield case.divergence("every index once", played.length - dropped, sum(counts.values()))
 
     def _later(self, case: Case) -> Iterator[Divergence]:
-        """The rows of epochs that no training of the proof reaches, as each side would share them out."""
+        """Yields the divergences of the rows of epochs that no training of the proof reaches, as each side would share
+        them out."""
         ranks = self.record.training(self.names.format(case.training))
         for epoch, plan in self.expectation.of(case.training).later.items():
             for rank, training in enumerate(ranks):
@@ -280,14 +295,15 @@ class Comparison:
                     yield case.divergence("indices", expected, training.later[epoch], rank=rank)
 
     def _dropped(self, case: Case, epoch: int) -> int:
-        """Rows that last=drop leaves out, which the reference left out too."""
+        """Returns the number of rows that last=drop leaves out, which the reference left out too."""
         played = self.expectation.of(case.training)
         trained = [batch for batch in case.expected.all_micro_batches if batch.epoch == epoch]
         rows = sum(len(micro_batch.indices) for micro_batch in trained)
         return played.length - rows // played.phases
 
     def _evaluation(self, case: Case, noisy: list[Trace]) -> Iterator[Divergence]:
-        """The evaluation of the final weights: its rows and their weights, its sums and means."""
+        """Yields the divergences of the final weights' evaluation: of its rows and their weights, its sums and
+        means."""
         if not case.expected.evaluation:
             return
         want = case.expected.evaluation[0]
@@ -297,7 +313,7 @@ class Comparison:
             if got.rows != want.rows:
                 yield case.divergence("evaluation rows", want.rows, got.rows, rank=rank)
             steady = not any(name.startswith("weight") for name in want.unsteady)
-            if steady and not math.isclose(got.weight, want.weight, rel_tol=64 * EPS["float64"]):
+            if steady and not math.isclose(got.weight, want.weight, rel_tol=SUM_ULPS * EPS["float64"]):
                 yield case.divergence("evaluation rows", want.weight, got.weight, tensor="weight", rank=rank)
             for name, total in want.sums.items():
                 over = want.divisor(name)
@@ -305,8 +321,10 @@ class Comparison:
                     continue
                 bound = evaluation_bound(name, total, [trace.evaluation[0] for trace in noisy], self.eps, factor)
                 pair = (total / over, got.means.get(name, math.nan))
-                if not (abs(got.sums.get(name, math.nan) - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
-                    yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
+                off = max_of((abs(got.sums.get(name, math.nan) - total), abs(pair[0] - pair[1]) * over))
+                if not off <= bound:
+                    times = times_bound(off, bound)
+                    yield case.divergence("evaluation", *pair, tensor=name, rank=rank, times_bound=times)
         if counts != Counter(range(want.rows)):
             yield case.divergence("evaluation rows", want.rows, sum(counts.values()))
 
@@ -354,33 +372,38 @@ class Comparison:
         return message("tensors_ill_conditioned", sgd=[*dict.fromkeys(sgd)], user=self.ill_conditioned.get("user", []))
 
 
+def times_bound(difference: float, bound: float) -> float | None:
+    """Returns a difference as a multiple of its bound; None where it has none, or is not a number."""
+    return difference / bound if bound and math.isfinite(difference) else None
+
+
 def evaluation_bound(
     name: str, total: float, noisy: Sequence[EvaluationRecord], eps: float, factor: float = 1.0
 ) -> float:
-    """How far rounding explains that a sum of an evaluation is off. noisy: the same evaluation with noise. factor: by
-    which its draws disagree.
+    """Returns how far rounding explains that a sum of an evaluation is off. noisy: the same evaluation with noise.
+    factor: by which its draws disagree.
 
     torchmetrics count in float32, whatever the outputs are: the noise of float64 moves none of its digits, or the last.
     """
     if any(name in evaluation.whole for evaluation in noisy) and float(np.float32(total)) == total:
         eps = max(eps, EPS["float32"])
     spread = max((abs(total - evaluation.sums[name]) for evaluation in noisy), default=0.0)
-    return max(BOUND * factor * spread, 64 * eps * abs(total))
+    return max(TIMES_NOISE * factor * spread, SUM_ULPS * eps * abs(total))
 
 
 def bound_of(spread: float, eps: float, largest: float, largest_before: float, furthest: float) -> float:
-    """How far rounding explains that a tensor is off.
+    """Returns how far rounding explains that a tensor is off.
 
     spread: how far the noise moves it. largest, largest_before: its largest values at the end and at the start.
     furthest: how far any tensor moves: one whose true gradient is zero, such as the bias of attention's keys, moves by
     the rounding of the others' gradients.
     """
-    return max(BOUND * spread, FLOOR_ULPS * eps * max(largest, largest_before, furthest))
+    return max(TIMES_NOISE * spread, FLOOR_ULPS * eps * max(largest, largest_before, furthest))
 
 
 def says_nothing(bound: float, movement: float, largest: float, eps: float) -> bool:
-    """Whether a bound is too wide to compare a tensor with: above a thousandth of the tensor's own movement, and above
-    what the eye of this dtype sees of the largest value. largest: see largest_value."""
+    """Returns whether a bound is too wide to compare a tensor with: above a thousandth of the tensor's own movement,
+    and above what the eye of this dtype sees of the largest value. largest: see largest_value."""
     return bound > USELESS * movement and bound > eps**0.5 * largest
 
 
@@ -390,20 +413,20 @@ def largest_value(sizes: Iterable[float]) -> float:
 
 
 def _gap(a: Any, b: Any) -> Any:
-    """|a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask, or NaN, as in a table with
-    missing values. NaN where one alone is NaN."""
+    """Returns |a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask, or NaN, as in a
+    table with missing values. NaN where one alone is NaN."""
     with np.errstate(invalid="ignore"):
         difference = np.abs(_wide(a) - _wide(b))
         return np.where((a == b) | ((a != a) & (b != b)), 0.0, difference)
 
 
 def distance(a: Any, b: Any) -> float:
-    """The greatest difference of two arrays."""
+    """Returns the greatest difference of two arrays."""
     return max_of(float(np.max(_gap(*pair), initial=0.0)) for pair in _blocks(a, b))
 
 
 def largest_of(values: Any) -> float:
-    """The largest finite magnitude."""
+    """Returns the largest finite magnitude."""
 
     largest = 0.0
     for (block,) in _blocks(values):
@@ -413,18 +436,19 @@ def largest_of(values: Any) -> float:
 
 
 def max_of(distances: Iterable[float]) -> float:
-    """The greatest; NaN where one is NaN, which max would lose."""
+    """Returns the greatest of some numbers; NaN where one is NaN, which max would lose."""
     return float(np.max(np.fromiter(distances, np.float64), initial=0.0))
 
 
 def _blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
-    """Equal parts of flat arrays: temporary arrays of the largest tensors' size would need the memory of a model."""
+    """Yields equal parts of flat arrays: temporary arrays of the largest tensors' size would need the memory of a
+    model."""
     flat = [_as_real(array).reshape(-1) for array in arrays]
     return (tuple(array[first : first + BLOCK] for array in flat) for first in range(0, flat[0].size, BLOCK))
 
 
 def furthest(want: Any, got: Any) -> tuple[int, ...]:
-    """The index at which two arrays differ most."""
+    """Returns the index at which two arrays differ most."""
     gap = _gap(want, got)
     return tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape))
 
@@ -435,10 +459,10 @@ def _wide(array: Any) -> Any:
 
 
 def _shown(value: Any) -> float | str:
-    """A tensor's value as a divergence tells it."""
+    """Returns a tensor's value as a divergence tells it."""
     return str(complex(value)) if np.iscomplexobj(value) else float(value)
 
 
 def _as_real(array: Any) -> Any:
-    """Complex numbers as twice as many real ones; others as they are."""
+    """Returns complex numbers as twice as many real ones, and real ones as they are."""
     return np.stack((array.real, array.imag), -1) if np.iscomplexobj(array) else array

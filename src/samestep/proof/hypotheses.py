@@ -22,7 +22,7 @@ from samestep.records.trial import Trial
 REPLAYED = {"loss", "first gradient", "parameter", "buffer", "learning rate", "optimizer steps"}
 STEPPED = ("gradient", "sgd", "user", "late")  # the trainings whose every step is recorded
 LOST = "what_forward_writes_is_lost"  # the fault of that id
-AS_WELL = 10  # times what the best fault leaves: others up to this explain it, too
+AS_WELL = 10  # times the rest that the best fault leaves: faults with a rest up to this explain the difference, too
 
 
 def replay_plan(divergence: Divergence, expectation: Expectation, record: Record, out: str) -> ReferencePlan | None:
@@ -90,7 +90,7 @@ def _cause(divergence: Divergence, trials: Sequence[Trial]) -> Message:
 
 
 def _inner(cause: Message | None) -> Message | None:
-    """The cause itself, of one that is said of a later epoch or of the job's own dtype alone."""
+    """Returns the cause inside of one that is said of a later epoch or of the job's own dtype alone; else the cause."""
     inner = cause.fields.get("cause") if cause else None
     return inner if isinstance(inner, Message) else cause
 
@@ -120,7 +120,7 @@ def with_tried_cause(
         return verdict
     trials = play(plan).ranks[0].trials
     if lost := _lost_writes(trials, record, divergence.name):
-        # The job asks for what no engine does that holds its parameters in parts: this one is not to blame.
+        # The job asks for what no engine can do whose ranks hold parts of the parameters: this engine is not to blame.
         reason = message("parts_lose_what_forward_writes", names=lost)
         return replace(verdict, verdict="refused", first_divergence=None, reason=reason)
     return replace(verdict, first_divergence=explained(divergence, trials))
@@ -130,5 +130,6 @@ def _lost_writes(trials: Sequence[Trial], record: Record, training: str) -> list
     """Returns the parameters whose changes by the forward pass the ranks lose, because each holds a part of them alone;
     empty where this was not tried, or does not give what was found."""
     names = [name for t in trials if t.cause.id == LOST and t.explains for name in t.cause.fields["names"]]
-    whole = {name for rank in record.training(training) for name in rank.end_digests}  # those that ranks have copies of
-    return [] if whole.intersection(names) else names
+    # The parameters that several ranks have copies of.
+    copied = {name for rank in record.training(training) for name in rank.end_digests}
+    return [] if copied.intersection(names) else names

@@ -1,4 +1,4 @@
-"""Compares the life of a run with the reference's: its losses, evaluations, restart, and what its files hold."""
+"""Compares the life of a run with the reference's: its losses, evaluations, restart, and the contents of its files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from samestep.bounds import LIFE_APART, LIFE_APART_IN_LOWER
 from samestep.message import Message, message
-from samestep.proof.compare import Comparison, bound_of, distance, evaluation_bound, furthest, largest_of
+from samestep.proof.compare import (
+    Comparison,
+    Outside,
+    bound_of,
+    distance,
+    evaluation_bound,
+    furthest,
+    largest_of,
+    times_bound,
+)
 from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, sample_like
 from samestep.records.record import TrainingRecord
 from samestep.records.results import Divergence
 
 LIFE = "life"
-# Relative: what is another evaluation's, or another order's. Only to name a cause.
-ALIKE, ALIKE_IN_LOWER = 1e-9, 1e-5  # in float64, and in the dtypes below
+# A relative distance: two figures closer than this are of the same evaluation, or order. It only names a cause.
 
 
 def compare_life(comparison: Comparison) -> Iterator[Divergence]:
@@ -32,22 +41,22 @@ def compare_life(comparison: Comparison) -> Iterator[Divergence]:
 
 
 class LifeComparison:
-    """The run of an engine beside that of the reference. notes: what of it cannot be compared."""
+    """The run of an engine beside that of the reference. notes: the parts of the run that cannot be compared."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison, expectation = comparison, comparison.expectation
         played = expectation.facts.trainings[LIFE]
         lives = [training.life for training in played if training.life]
         self.want, *self.noisy = lives
-        self.name = comparison.names.format(LIFE)  # in the engine's record
+        self.name = comparison.names.format(LIFE)  # the name of the whole life in the engine's record
         self.ranks = comparison.record.training(self.name)
         shape = comparison.processes, comparison.mesh
         self.traces = [expectation.trace(LIFE, number, *shape) for number in range(len(played))]
         self.notes: list[Message] = []
-        self.alike = ALIKE if comparison.eps <= EPS["float64"] else ALIKE_IN_LOWER
+        self.alike = LIFE_APART if comparison.eps <= EPS["float64"] else LIFE_APART_IN_LOWER
 
     def steps(self) -> Iterator[Divergence]:
-        """The steps before the restart, after it, and of the last checkpoint."""
+        """Yields the divergences of the numbers of steps: before the restart, after it, and of the last checkpoint."""
         for rank, training in enumerate(self.ranks):
             restart, want = training.restart, self.want
             assert restart
@@ -66,7 +75,7 @@ class LifeComparison:
                 yield self._divergence("optimizer steps", want.steps, restart.saved_at, "checkpoint_of_another_step")
 
     def losses_and_evaluations(self) -> Iterator[Divergence]:
-        """Step by step the ranks' losses, and the evaluation after it."""
+        """Yields the divergences of each step's losses on the ranks, and of the evaluation after it."""
         bounds = self.comparison.loss_bounds(self.traces[0], self.traces[1:])
         at_step = {step: number for number, step in enumerate(self.want.at_step)}
         curves = [{int(entry["step"]): entry for entry in training.curve} for training in self.ranks]
@@ -88,23 +97,26 @@ class LifeComparison:
     def _losses(self, step: int, rank: int, training: TrainingRecord, bound: float) -> Iterator[Divergence]:
         want = [micro_batch for micro_batch in self.traces[0].micro_batches[rank] if micro_batch.step == step]
         observed = zip(training.step_of, training.losses, training.weight_of)
-        got = [(loss, weight) for at, loss, weight in observed if at == step]
+        got = [(loss, weight) for loss_step, loss, weight in observed if loss_step == step]
         if len(got) != len(want):
             yield self._divergence("rows", len(want), len(got), self._cause_of_loss(step, []), step=step, rank=rank)
             return
         for micro_batch, (loss, weight) in zip(want, got):
             self.comparison.bitwise &= micro_batch.loss_sum == loss * weight
-            if not abs(micro_batch.loss_sum - loss * weight) <= bound:
+            difference = abs(micro_batch.loss_sum - loss * weight)
+            if not difference <= bound:
                 cause = self._cause_of_loss(step, [value for value, _ in got])
-                yield self._divergence("loss", micro_batch.mean_loss, loss, cause, step=step, rank=rank)
+                times = times_bound(difference, bound)
+                pair = micro_batch.mean_loss, loss
+                yield self._divergence("loss", *pair, cause, step=step, rank=rank, times_bound=times)
 
     def _cause_of_loss(self, step: int, losses: list[float]) -> Message:
         """Names what happened just before the first step whose loss is wrong."""
         every, stop, saved = self.want.every, self.want.stop, self.want.checkpoint_every
         phases = self.comparison.expectation.of(LIFE).phases
         if step == 0:
-            own = [loss for replica in self.want.own_losses for loss in replica]
-            loaded = not any(math.isclose(a, b, rel_tol=self.alike) for a in losses for b in own if a)
+            own_losses = [loss for replica in self.want.own_losses for loss in replica]
+            loaded = not any(math.isclose(a, b, rel_tol=self.alike) for a in losses for b in own_losses if a)
             return message("first_loss_of_run_differs" if loaded else "init_not_loaded")
         if stop <= step < stop + phases:
             return message("wrong_since_restart", step=stop)
@@ -117,16 +129,19 @@ class LifeComparison:
         return message("wrong_where_nothing_observes")
 
     def _evaluation(self, number: int, entry: Mapping[str, float], rank: int) -> Iterator[Divergence]:
-        """One evaluation's figures."""
+        """Yields the divergences of one evaluation's figures."""
         want = self.want.evaluations[number]
         for name, total in want.sums.items():
             if name in self._unsteady():
                 continue
             over, got = want.divisor(name), entry.get(name, math.nan)
-            if not abs(total / over - got) <= self._bound(number, name):
+            difference, bound = abs(total / over - got), self._bound(number, name)
+            if not difference <= bound:
                 step = self.want.at_step[number] - 1
                 cause = self._cause_of_evaluation(number, name, got)
-                yield self._divergence("evaluation", total / over, got, cause, step=step, tensor=name, rank=rank)
+                times = times_bound(difference, bound)
+                pair = total / over, got
+                yield self._divergence("evaluation", *pair, cause, step=step, tensor=name, rank=rank, times_bound=times)
 
     def _cause_of_evaluation(self, number: int, name: str, got: float) -> Message:
         earlier = [*reversed(self.want.evaluations[:number]), *([self.want.before] if self.want.before else [])]
@@ -140,14 +155,14 @@ class LifeComparison:
         return {name for evaluation in self.want.evaluations for name in evaluation.unsteady}
 
     def _bound(self, number: int, name: str) -> float:
-        """How far rounding explains that an evaluation's mean is off."""
+        """Returns how far rounding explains that an evaluation's mean is off."""
         want = self.want.evaluations[number]
         noisy = [life.evaluations[number] for life in self.noisy]
         factor = self.comparison.expectation.disagreement(LIFE)
         return evaluation_bound(name, want.sums[name], noisy, self.comparison.eps, factor) / want.divisor(name)
 
     def best(self) -> Iterator[Divergence]:
-        """Which evaluation is the best one."""
+        """Yields the divergence of which evaluation is the best one."""
         if self.want.options.best is None:
             return
         if not self._is_decided():
@@ -162,7 +177,7 @@ class LifeComparison:
                 yield self._divergence("best evaluation", expected, found, cause, rank=rank)
 
     def _is_decided(self) -> bool:
-        """Whether the figures that decide are further apart than rounding explains."""
+        """Returns whether the figures that decide are further apart than rounding explains."""
         assert self.want.options.best
         name, best_at = self.want.options.best[0], self.want.best_at
         values = [evaluation.mean(name) for evaluation in self.want.evaluations]
@@ -170,7 +185,7 @@ class LifeComparison:
         return all(abs(values[a] - values[b]) > self._bound(a, name) + self._bound(b, name) for a, b in pairs)
 
     def _best_by_exchanged_directions(self) -> int:
-        """The evaluation that would be the best one by the other directions."""
+        """Returns the number of the evaluation that would be the best one by the other directions."""
         options = self.want.options
         assert options.best and options.best_after
         values = [evaluation.mean(options.best[0]) for evaluation in self.want.evaluations]
@@ -202,8 +217,9 @@ class LifeComparison:
         yield from self._buffers(want)
 
     def _buffers(self, want: Mapping[str, Any]) -> Iterator[Divergence]:
-        """The buffers of each replica that has rows in each step: without rows it keeps what it has until the next
-        broadcast. Where one process has several replicas, those of the first."""
+        """Yields the divergences of the buffers of each replica that has rows in each step: a replica without rows
+        keeps its buffers until the next broadcast. Where one process has several replicas, those of the first are
+        compared."""
         expectation, record = self.comparison.expectation, self.comparison.record
         replicas = expectation.facts.layout.replicas
         of_replicas = [expectation.arrays(LIFE, f".buffers{number}") for number in range(replicas)]
@@ -217,19 +233,20 @@ class LifeComparison:
             got = record.arrays(f"{self.name}.buffers{rank}")
             expected = {name: of_replicas[rank].get(name, first.get(name)) for name in got}
             known = {name: value for name, value in expected.items() if value is not None}
-            for name, value, found in self.comparison.outside(LIFE, known, got, self._distances(f".buffers{rank}")):
-                others = [
+            for difference in self.comparison.outside(LIFE, known, got, self._distances(f".buffers{rank}")):
+                name, found = difference.name, difference.observed
+                other_ranks = [
                     number
                     for number, buffers in enumerate(of_replicas)
                     if number != rank and self._alike(buffers.get(name, first.get(name)), found)
                 ]
                 cause = message("buffers_synchronised_in_another_way")
-                if others:
-                    cause = message("buffers_of_another_rank", rank=others[0])
-                yield self._difference("buffer", (name, value, found), cause, rank=rank)
+                if other_ranks:
+                    cause = message("buffers_of_another_rank", rank=other_ranks[0])
+                yield self._difference("buffer", difference, cause, rank=rank)
 
     def saved(self) -> Iterator[Divergence]:
-        """The weights that are saved, and what they predict."""
+        """Yields the divergences of the weights that are saved, and of what they predict."""
         expectation, record = self.comparison.expectation, self.comparison.record
         if self.want.options.best and not self._is_decided():
             return
@@ -266,7 +283,7 @@ class LifeComparison:
             rows = [np.sort(side.reshape(len(side), -1).sum(1, dtype=np.float64)) for side in (want, got)]
             ordered = self._alike(*rows)
             cause = message("predictions_in_another_order" if ordered else "predictions_differ")
-            yield self._difference("predictions", ("", want, got), cause)
+            yield self._difference("predictions", Outside("", want, got, None), cause)
             return
         shape = "none" if got is None else list(got.shape)
         yield self._divergence("predictions", list(want.shape), shape, message("predictions_differ"))
@@ -283,17 +300,16 @@ class LifeComparison:
             yield self._difference(quantity, difference, Message(cause_id))
 
     def _distances(self, kind: str) -> dict[str, float]:
-        """Tensor -> how far rounding alone moves it."""
+        """Returns tensor -> how far rounding alone moves it."""
         noisy = [life.distances[kind] for life in self.noisy]
         return {name: max(distances[name] for distances in noisy) for name in (noisy[0] if noisy else ())}
 
-    def _difference(
-        self, quantity: str, difference: tuple[str, Any, Any], cause: Message, rank: int | None = None
-    ) -> Divergence:
-        name, want, got = difference
+    def _difference(self, quantity: str, difference: Outside, cause: Message, rank: int | None = None) -> Divergence:
+        name, want, got, times = difference
         index = furthest(want, got)
         pair = float(want[index]), float(got[index])
-        return self._divergence(quantity, *pair, cause, step=self.want.steps - 1, tensor=name or None, rank=rank)
+        step, tensor = self.want.steps - 1, name or None
+        return self._divergence(quantity, *pair, cause, step=step, tensor=tensor, rank=rank, times_bound=times)
 
     def _divergence(
         self,
@@ -305,13 +321,23 @@ class LifeComparison:
         step: int | None = None,
         tensor: str | None = None,
         rank: int | None = None,
+        times_bound: float | None = None,
     ) -> Divergence:
         said = Message(cause) if isinstance(cause, str) else cause
         if self.name == AS_OWN.format(LIFE):
             said = message("wrong_in_own_dtype_alone", dtype=self.comparison.expectation.facts.dtype, cause=said)
         expected, found = _plain(expected), _plain(found)
         return Divergence(
-            LIFE, step, quantity, tensor=tensor, rank=rank, expected=expected, found=found, cause=said, name=self.name
+            LIFE,
+            step,
+            quantity,
+            tensor=tensor,
+            rank=rank,
+            expected=expected,
+            found=found,
+            cause=said,
+            name=self.name,
+            times_bound=times_bound,
         )
 
 

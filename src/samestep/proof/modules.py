@@ -1,6 +1,6 @@
 """Names the module with which a difference begins, from what modules return and from the tensors that differ.
 
-The ranks' parts of an output are put together without a word of how it is divided: all values of a step, in ascending
+The ranks' parts of an output are put together without knowing how it is divided: all values of a step, in ascending
 order, are those of the one model, as often as there are copies. In the forward pass the first module whose output
 differs is the nearest to what is wrong; in the backward pass, which goes the other way, the last one whose gradient
 does.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samestep.bounds import FIRST_FORWARD_APART
 from samestep.job.module_outputs import LATER_CALL, ZEROS
 from samestep.message import Message, message
 from samestep.proof.compare import PART
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
     Outputs = Mapping[str, NDArray[Any]]
 
-CLOSE = 1e-9  # of the largest value: rounding of the first forward passes in float64
-MOST_COPIES = 64  # of a module's outputs, on a rank
+MOST_COPIES = 64  # the most outputs of a module, on a rank
 OF_TENSORS = (
     "initial weights",
     "first gradient",
@@ -33,7 +33,8 @@ OF_TENSORS = (
     "buffer",
     "replicas",
 )  # the quantities that name tensors
-OF_RANKS = ("learning rate", "optimizer steps", "parameter groups")  # those of what a rank does with all that it has
+# The quantities that a rank computes of all tensors.
+OF_RANKS = ("learning rate", "optimizer steps", "parameter groups")
 
 
 def module_of(
@@ -100,7 +101,7 @@ def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str
             continue
         of_ranks = np.concatenate([np.zeros(0), *(rank[module] for rank in found if module in rank)])
         copies, left = divmod(len(of_ranks), len(values) or 1)
-        if left or not copies:  # with the outputs that are zeros alone, which may be what is wrong
+        if left or not copies:  # with outputs that are all zeros, which may be the mistake
             zeros = sum(int(rank[name][0]) for rank in found if (name := f"{ZEROS}{module}") in rank)
             if not 0 <= zeros <= MOST_COPIES * len(found) * len(values):  # a record may claim any number
                 continue
@@ -110,6 +111,8 @@ def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str
             continue
         compared += 1
         gap = np.abs(np.sort(of_ranks) - np.repeat(values, copies))
-        if not gap.max(initial=0.0) <= CLOSE * np.abs(values).max(initial=0.0):  # 'not <=': NaN differs, too
+        if not gap.max(initial=0.0) <= FIRST_FORWARD_APART * np.abs(values).max(
+            initial=0.0
+        ):  # 'not <=': NaN differs, too
             return module.partition(LATER_CALL)[0], compared
     return None, compared

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import Literal
 
+from samestep.bounds import ABOVE_ZERO, METRIC_APART, TIMES_NOISE
 from samestep.message import Message, message
 from samestep.proof.compare import bound_of, largest_value, says_nothing
-from samestep.proof.trace import BOUND, EPS, Expectation
+from samestep.proof.trace import EPS, Expectation
 from samestep.records.inspection import JobFacts
 from samestep.records.record import FromOne, ReferenceLayoutRecord, SeparationRecord
 from samestep.records.results import OneProcess
@@ -18,9 +19,8 @@ from samestep.records.results import OneProcess
 ReasonAndAdvice = tuple[Message, Message]
 PlayHeld = Callable[[bool], tuple[Expectation, Expectation]]  # whether numbers are constant -> one process, N replicas
 
-# Mistakes in what a row weighs. Their losses say so many times over: no numbers of other rows look like that.
+# Mistakes in the weights of rows. Many losses show them at once, which no numbers of other rows do.
 OF_ONE_ROW = ("criterion_is_a_sum", "criterion_ignores_job_weight", "rows_that_weigh_nothing", "rows_weigh_unequally")
-LOOSE = 1e-3  # times the root of eps: a metric may count what rounding decides
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def against_one(ranks: Expectation, single: Expectation) -> AgainstOne:
     within = [name for name, off in from_one.items() if off.distance <= bounds[name]]  # NaN is not
     hidden = [name for name in within if says_nothing(bounds[name], movement[name], largest, eps)]
     return AgainstOne(
-        {name: off.distance / (bounds[name] or 1e-300) for name, off in from_one.items() if name not in within},
+        {name: off.distance / (bounds[name] or ABOVE_ZERO) for name, off in from_one.items() if name not in within},
         [name for name in within if name not in hidden],
         hidden,
         worst=max((off.distance for off in from_one.values()), default=0.0),
@@ -87,13 +87,13 @@ def against_one(ranks: Expectation, single: Expectation) -> AgainstOne:
 
 
 def _eps(ranks: Expectation, single: Expectation) -> float:
-    """The coarser of both: an engine may take no float64."""
+    """Returns the coarser precision of the two layouts: an engine may take no float64."""
     return max(EPS[expectation.facts.dtype] for expectation in (ranks, single))
 
 
 def _compared(ranks: Expectation, single: Expectation) -> dict[str, FromOne]:
-    """The parameters and buffers that must agree. Not what may count forward passes, of which the layouts have
-    different numbers where they take the batch in several parts."""
+    """Returns the parameters and buffers that must agree, without those that may count forward passes: the layouts have
+    different numbers of these where they take the batch in several parts."""
     passes = {len(expectation.of("sgd").micro_batches[0]) for expectation in (ranks, single)}
     counts = ranks.facts.counts if len(passes) > 1 else ()
     return {
@@ -104,7 +104,7 @@ def _compared(ranks: Expectation, single: Expectation) -> dict[str, FromOne]:
 
 
 def _evaluated_alike(ranks: Expectation, single: Expectation) -> bool:
-    """Whether the final evaluations agree, where both have been played."""
+    """Returns whether the final evaluations agree, where both have been played."""
     want, got = single.of("sgd").evaluation, ranks.of("sgd").evaluation
     if want is None or got is None:
         return True
@@ -113,7 +113,7 @@ def _evaluated_alike(ranks: Expectation, single: Expectation) -> bool:
     for name in {*want.sums} - {*want.unsteady, *got.unsteady}:
         spread = max((abs(sums[name] - got.sums[name]) for sums in noisy), default=0.0)
         most = max(abs(want.sums[name]), want.weight if name == "loss" else want.rows)
-        if not abs(want.sums[name] - got.sums[name]) <= max(BOUND * spread, LOOSE * eps**0.5 * most):
+        if not abs(want.sums[name] - got.sums[name]) <= max(TIMES_NOISE * spread, METRIC_APART * eps**0.5 * most):
             return False
     return True
 
@@ -179,7 +179,7 @@ def not_one_process(found: AgainstOne, play: PlayHeld, job: JobFacts) -> OneProc
 
 
 def _hidden(found: AgainstOne, hiding: AgainstOne) -> OneProcess:
-    """The answer where nothing differs because nothing could be compared. hiding: where that is so."""
+    """Returns the answer where nothing differs because nothing could be compared. hiding: where that is so."""
     if hiding.hidden:
         reason = message("rounding_hides_every_tensor", tensors=hiding.hidden)
         return found.answer("not known", reason, message("find_what_amplifies_rounding"))
@@ -195,7 +195,7 @@ def _unheld(ranks: Expectation, separation: SeparationRecord) -> Message | None:
     """Returns why the numbers that were held decide nothing; None where they do."""
     if separation.unknown:
         return message("mistake_could_hide_behind_random_numbers", operations=separation.unknown)
-    if ranks.facts.draws and not isfinite(separation.whole):  # a mean over nothing, say
+    if ranks.facts.draws and not isfinite(separation.whole):  # as of a mean over nothing
         return message("loss_not_finite_with_held_numbers")
     return None
 
@@ -289,7 +289,8 @@ def mistake(separation: SeparationRecord, dtype: str, job: JobFacts, off: Messag
 
 
 def _in_forward(separation: SeparationRecord, losses: _Losses) -> ReasonAndAdvice:
-    """Of a job whose criterion sees all rows: what is left are its forward pass and what is done once for each step."""
+    """Names the mistake of a job whose criterion sees all rows: it is in the forward pass, or in what is done once a
+    step."""
     if losses.output_depends_on_other_rows():
         return _depends_on_rows_beside(separation)
     if separation.moved:
@@ -325,7 +326,7 @@ class _Losses:
         return gap is not None and gap > self.visible
 
     def is_mean(self, weights: list[float]) -> bool:
-        """Whether the rows' loss is the mean of theirs with these weights, and the halves' losses are, too."""
+        """Returns whether the rows' loss is the mean of theirs with these weights, and the halves' losses are, too."""
         alone, half = self.separation.alone, len(self.separation.alone) // 2
         batches = [(self.separation.whole, alone, weights)]
         if half:
@@ -337,8 +338,8 @@ class _Losses:
         )
 
     def ratios(self) -> list[float]:
-        """What each row weighs, the paired one weighing 1, if a pair's loss is their weighted mean; empty if it is not,
-        and where no row weighs anything."""
+        """Returns the weight of each row, where the paired row weighs 1, if a pair's loss is their weighted mean; [] if
+        it is not, and where no row weighs anything."""
         alone, paired = self.separation.alone, self.separation.paired
         first, ratios = alone[paired], []
         if _weighs_nothing(first):
@@ -347,7 +348,8 @@ class _Losses:
             if _weighs_nothing(loss) and self.same(pair, first):
                 ratios.append(0.0)
                 continue
-            if self.same(loss, first) and self.same(pair, first):  # it says nothing of them; all rows together do
+            # This pair tells nothing of them; the loss of all rows does.
+            if self.same(loss, first) and self.same(pair, first):
                 ratios.append(1.0)
                 continue
             if self.same(loss, first) or self.same(pair, loss):
@@ -358,7 +360,8 @@ class _Losses:
 
 
 def _weighs_nothing(loss: float) -> bool:
-    """Whether a row's loss alone is that of a mean over nothing: 0 / 0, or 0 where the divisor is at least 1."""
+    """Returns whether a row's loss alone is that of a mean over nothing: 0 / 0, or 0 where the divisor is at least
+    1."""
     return loss == 0 or not isfinite(loss)
 
 

@@ -25,7 +25,8 @@ from samestep.records.plan import (
 from samestep.records.record import ReferenceLayoutRecord
 
 QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
-SECOND_STEPS = 4  # there: a whole batch and an uneven one, in two epochs; half as many of a costly step
+# On the second number of ranks: a whole batch and an uneven one, in two epochs; half as many where a step is costly.
+SECOND_STEPS = 4
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 # The trainings in the job's own dtype; a run trains with SGD, whose every step is proportional to the gradient.
 OWN = ("gradient", "user", "life")
@@ -34,7 +35,7 @@ AS_OWN = "own dtype of {}"  # the names of those in the job's own dtype
 
 
 def plain_layout() -> LayoutPlan:
-    """One replica: plain training in one process, to compare the others with."""
+    """Returns the layout of one replica: plain training in one process, to compare the others with."""
     return LayoutPlan(trainings=("sgd",), compared=True)
 
 
@@ -48,12 +49,13 @@ def neutral_layouts(ranks: ReferenceLayoutRecord, *, constant: bool = False) -> 
 
 
 def loop_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan:
-    """The layout that an engine's loop is compared with. With one replica, all layouts are one, but for micro-batches.
+    """Returns the layout that an engine's loop is compared with. With one replica, all layouts are one, but for
+    micro-batches.
 
     then: the engine that continues the training after an interruption; None: there is no interruption.
     """
     layout, numerics = _working(facts)
-    # What is inexact in an exact loop is that it keeps its weights in another dtype.
+    # An exact loop becomes inexact where it keeps its weights in another dtype.
     rounds_to = None if numerics.lossy else numerics.rounds_to
     rounded = LayoutPlan(rounds_to=rounds_to, rounds_weights=rounds_to is not None, dtype=numerics.widest)
     rounded = replace(rounded, micro_batches=layout.micro_batches)
@@ -75,7 +77,8 @@ def _then(layout: LayoutPlan) -> ContinuedLayout:
 
 
 def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan | None:
-    """The layout that an inexact engine's numerics are compared with; None where they are exact. then: as above."""
+    """Returns the layout that an inexact engine's numerics are compared with; None where they are exact. then: as
+    above."""
     _, numerics = _working(facts)
     if not numerics.lossy:
         return None
@@ -90,8 +93,8 @@ def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -
 
 
 def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
-    """The layout that an exact engine is compared with in the job's own dtype; None for others, and where the engine
-    keeps its weights in a dtype of its own."""
+    """Returns the layout that an exact engine is compared with in the job's own dtype; None for others, and where the
+    engine keeps its weights in a dtype of its own."""
     loop, (_, numerics) = loop_layout(facts), _working(facts)
     if numerics.lossy or loop.rounds_to or loop.dtype != "float64":
         return None
@@ -100,12 +103,12 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
 
 def without_life(layout: LayoutPlan) -> LayoutPlan:
     """Returns a layout for ranks that live no run. SGD decides all the same."""
-    others = tuple(name for name in layout.trainings if name != "life")
-    return replace(layout, trainings=others if "sgd" in others else (*others, "sgd"))
+    names = tuple(name for name in layout.trainings if name != "life")
+    return replace(layout, trainings=names if "sgd" in names else (*names, "sgd"))
 
 
 def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
-    """The layout that an engine is compared with on the second number of ranks. facts: of the engine there."""
+    """Returns the layout that an engine is compared with on the second number of ranks. facts: of the engine there."""
     second = job.second_of(facts)
     assert second
     subset = Subset(second_steps(job), second.ranks, rows=second.proof_rows)
@@ -113,15 +116,15 @@ def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
 
 
 def second_steps(job: JobFacts) -> int:
-    """How many steps of SGD are compared on the second number of ranks."""
+    """Returns how many steps of SGD are compared on the second number of ranks."""
     rounds = SECOND_STEPS // 2 if job.costly else SECOND_STEPS
     return min(job.proof_steps, rounds * max(1, len(job.phases)))
 
 
 @dataclass(frozen=True)
 class LoopTrainings:
-    """The trainings that an engine's loop is compared in: their names, their dtype, the learning rate of `sgd`, and
-    what `life` is asked for."""
+    """The trainings in which an engine's loop is compared: their names, their dtype, the learning rate of `sgd`, and
+    the requests of `life`."""
 
     names: tuple[str, ...]
     dtype: str
@@ -145,7 +148,7 @@ def as_played(loop: Expectation) -> LoopTrainings:
 def second_trainings(
     facts: EngineFacts, loop: Expectation, subset: Subset, extremes: tuple[int, ...] = ()
 ) -> tuple[ProveTask, ...]:
-    """The trainings of an engine's proof on the second number of ranks: those of its loop."""
+    """Returns the trainings of an engine's proof on the second number of ranks: those of its loop."""
     planned = trainings(facts, as_played(loop), subset.steps, subset.replicas, subset.rows, extremes)
     return tuple(training for training in planned if training.name in QUICK)
 
@@ -157,10 +160,10 @@ def trainings(
     replicas: int,
     rows: int = 0,
     extremes: tuple[int, ...] = (),
-    own: LoopTrainings | None = None,
+    own_dtype: LoopTrainings | None = None,
 ) -> tuple[ProveTask, ...]:
-    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows,
-    extremes: of ProveTask. own: those in the job's own dtype; None: there are none."""
+    """Returns the trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows,
+    extremes: of ProveTask. own_dtype: those in the job's own dtype; None: there are none."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool, played: LoopTrainings = loop) -> ProveTask:
@@ -180,12 +183,15 @@ def trainings(
 
     exact = [prove(name, name, loop.dtype, True) for name in loop.names]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
-    in_own = [prove(name, AS_OWN.format(name), OWN_DTYPE, False, own) for name in own.names] if own else []
+    in_own = (
+        [prove(name, AS_OWN.format(name), OWN_DTYPE, False, own_dtype) for name in own_dtype.names] if own_dtype else []
+    )
     return (*exact, *inexact, *in_own)
 
 
 def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[ProveTask, ...]:
-    """The trainings of one launch of an interrupted proof. The first also runs those that are not interrupted."""
+    """Returns the trainings of one launch of an interrupted proof. The first also runs those that are not
+    interrupted."""
     return tuple(
         replace(training, interrupted=parts) if training.training in INTERRUPTED else training
         for training in trainings
@@ -194,7 +200,7 @@ def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[P
 
 
 def _working(facts: EngineFacts) -> tuple[Layout, Numerics]:
-    """The layout and the numerics of an engine that is not broken."""
+    """Returns the layout and the numerics of an engine that is not broken."""
     assert facts.layout is not None
     assert facts.numerics is not None
     return facts.layout, facts.numerics

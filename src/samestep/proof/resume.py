@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samestep.bounds import RESUMED_APART_ULPS
 from samestep.message import Message, message
 from samestep.proof.judge import judge
 from samestep.proof.plan import AS_NUMERICS
+from samestep.proof.resumed_step import why_other_rates, why_other_rows
 from samestep.proof.trace import EPS, Expectation, Trace, of_engine
 from samestep.records.plan import TRAININGS
 from samestep.records.record import RankRecord, Record, TensorRecord, TrainingRecord
@@ -20,15 +22,14 @@ from samestep.records.results import Divergence, Verdict
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CLOSE = 4096  # units in the last place by which sums over other pieces may differ
-OF_RANK = ("buffer ", "carried state ")  # what each rank has for itself
+OF_RANK = ("buffer ", "carried state ")  # the state that each rank has for itself
 
 State = Mapping[str, TensorRecord]
 
 
 @dataclass(frozen=True)
 class JoinedRecord(Record):
-    """The record of a training that one launch began, and another one continued.
+    """The record of a training that one launch began and another launch continued.
 
     folder: of the launch that continued it. first: the record of the one that began.
     """
@@ -73,7 +74,8 @@ class JoinedRecord(Record):
 
 
 def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord:
-    """Returns what a rank observed. One that was not there read no rows; what is alike on all ranks is rank 0's."""
+    """Returns what a rank observed. A rank that was not in the launch read no rows; values that are the same on all
+    ranks are those of rank 0."""
     if number < len(ranks) and name in ranks[number].trainings:
         return ranks[number].trainings[name]
     alike = ranks[0].trainings.get(name, TrainingRecord())
@@ -90,7 +92,7 @@ def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord
 
 
 def _joined(began: TrainingRecord, continued: TrainingRecord) -> TrainingRecord:
-    """One rank's observations of both parts."""
+    """Returns one rank's observations of both parts."""
     return replace(
         continued,
         losses=began.losses + continued.losses,
@@ -129,7 +131,7 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
 
 
 def _before(divergence: Divergence, training: str, cut: int) -> bool:
-    """Whether a difference comes before the interruption of a training."""
+    """Returns whether a difference comes before the interruption of a training."""
     if divergence.training != training:
         return TRAININGS.index(divergence.training) < TRAININGS.index(training)
     return divergence.step is not None and divergence.step < cut
@@ -156,7 +158,7 @@ def _moved(record: JoinedRecord, training: str) -> Iterator[Divergence]:
 
 def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Divergence]:
     """Yields what differs between the state at the interruption and the one that the second launch began with."""
-    cut, slack = record.interruption(training), CLOSE * loop.eps
+    cut, slack = record.interruption(training), RESUMED_APART_ULPS * loop.eps
     before, after = _states(record, training)
     for name, rank, want, got in _differing(before, after, slack):
         cause = state_cause(name, want, got, len(before) != len(after))
@@ -183,7 +185,8 @@ def _differing(
 
 
 def _may_be_there(name: str, after: list[State]) -> bool:
-    """Whether the second launch shows such a part: another engine may have no scaler, or hide the optimizer's state."""
+    """Returns whether the second launch shows such a part: another engine may have no scaler, or hide the optimizer's
+    state."""
     kind, _, tensor = name.partition(" of ")
     if tensor and kind not in ("weights", "average"):
         return any(f"optimizer of {tensor}" in state for state in after)
@@ -193,14 +196,15 @@ def _may_be_there(name: str, after: list[State]) -> bool:
 def _pairs(
     name: str, before: list[State], after: list[State]
 ) -> Iterator[tuple[int, TensorRecord, TensorRecord | None]]:
-    """Yields (rank, what it should have, what it has) of one tensor; None: nothing."""
+    """Yields (rank, its expected values, its values) of one tensor; None: the rank has no values."""
     if name.startswith(OF_RANK):
         if name.startswith("carried") and len(before) != len(after):
-            return  # of other rows
+            return  # the rows differ
         for rank, state in enumerate(after):
             of_rank = before[rank if len(before) == len(after) else 0]
             want = of_rank.get(name) or next((state[name] for state in before if name in state), None)
-            elsewhere = name not in state and any(name in other for other in after)  # in another stage of a pipeline
+            # Whether it is in another stage of a pipeline.
+            elsewhere = name not in state and any(name in stage_state for stage_state in after)
             if want is not None and not elsewhere:
                 yield rank, want, state.get(name)
         return
@@ -275,11 +279,16 @@ def resume_cause(divergence: Divergence, cut: int, expected: Trace, observed: Tr
     """
     step = cut if divergence.step is None else divergence.step
     if divergence.quantity in ("rows", "indices"):
-        return _rows_cause(step, cut, expected, observed)
+        read, epochs = observed.rows(step), expected.epochs
+        if not read:
+            return message("step_without_rows", step=step)
+        same = [number for number in epochs if number != step and expected.rows(number) == read]
+        return why_other_rows(step, same, epochs)
     if divergence.quantity == "tensors received":
         return _tensors_cause(step, expected, observed)
     if divergence.quantity == "learning rate":
-        return _rate_cause(step, divergence, expected)
+        found = divergence.found if isinstance(divergence.found, list) else [divergence.found]
+        return why_other_rates(step, found, expected.rates[0])
     if divergence.quantity == "loss" and step == cut:
         return message("loss_with_other_random_numbers_after_loading" if draws else "loss_wrong_after_loading")
     if divergence.quantity in ("loss", "parameter") and step >= cut:
@@ -287,28 +296,6 @@ def resume_cause(divergence: Divergence, cut: int, expected: Trace, observed: Tr
     if divergence.quantity in ("optimizer steps", "every index once"):
         return message("interrupted_epoch_ended_otherwise")
     return None
-
-
-def _rows_cause(step: int, cut: int, expected: Trace, observed: Trace) -> Message:
-    """Looks for the step whose rows were read instead."""
-    read = observed.rows(step)
-    epochs = expected.epochs
-    first = min(candidate for candidate, epoch in epochs.items() if epoch == epochs[step])
-    matching = [candidate for candidate in epochs if candidate != step and expected.rows(candidate) == read]
-    if not read:
-        return message("step_without_rows", step=step)
-    if step - 1 in matching:
-        return message("batch_read_again", step=step, read=step - 1)
-    if step + 1 in matching:
-        return message("batch_left_out", step=step, read=step + 1)
-    if first in matching:
-        return message("epoch_begins_again")
-    earlier = any(epochs[candidate] < epochs[step] for candidate in matching)
-    if earlier or (epochs[step] and set(matching) & set(range(cut))):
-        return message("order_of_earlier_epoch_replayed")
-    if matching:
-        return message("rows_of_another_step", step=step, read=matching[0])
-    return message("rows_of_another_order_after_interruption")
 
 
 def _tensors_cause(step: int, expected: Trace, observed: Trace) -> Message:
@@ -327,15 +314,3 @@ def _tensors_cause(step: int, expected: Trace, observed: Trace) -> Message:
         if replayed != epoch and read & rows:
             return message("augmentation_of_another_epoch", replayed=replayed, epoch=epoch)
     return message("augmentation_not_restored")
-
-
-def _rate_cause(step: int, divergence: Divergence, expected: Trace) -> Message:
-    rates = expected.rates[0]
-    found = divergence.found if isinstance(divergence.found, list) else [divergence.found]
-    if step + 1 < len(rates) and found == rates[step + 1]:
-        return message("scheduler_one_step_ahead")
-    if found == rates[0]:
-        return message("learning_rate_begins_anew")
-    if step and found == rates[step - 1]:
-        return message("scheduler_one_step_behind")
-    return message("scheduler_not_restored")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from samestep.bounds import FLOOR_ULPS, TIMES_NOISE
 from samestep.records.record import (
     EvaluationRecord,
     MicroBatchRecord,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-BOUND = 10  # times the distance that rounding alone makes
-FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class Expectation:
         return self.record.arrays(f"start.{self.facts.dtype}")
 
     def noise_distances(self, training: str) -> dict[str, float]:
-        """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
+        """Returns tensor -> how far rounding alone moves its final values; empty where no noise was played."""
         noisy, factor = self._draws(training), self.disagreement(training)
         return {name: factor * max(draw[name] for draw in noisy) for name in (noisy[0] if noisy else ())}
 
@@ -206,16 +205,16 @@ class Expectation:
 
 
 def disagreement(draws: Sequence[float], least: float) -> float:
-    """Returns by which factor draws of noise disagree on how far rounding moves a value: 1 where BOUND covers it.
+    """Returns by which factor draws of noise disagree on how far rounding moves a value: 1 where TIMES_NOISE covers it.
 
     Where each step multiplies what rounding has moved, as the inner iterations of LBFGS do, one draw can be many times
     as far off as another one, and a third as far beyond both. Limited, since a value that jumps, as where a maximum
     changes hands, jumps no further the next time. least: below it a distance is that of a single rounding.
     """
     furthest, nearest = max(draws, default=0.0), max(min(draws, default=0.0), least)
-    if not furthest > BOUND * nearest:
+    if not furthest > TIMES_NOISE * nearest:
         return 1.0
-    return min(furthest / nearest, BOUND**2) if nearest else BOUND**2
+    return min(furthest / nearest, TIMES_NOISE**2) if nearest else TIMES_NOISE**2
 
 
 def sample_like(values: Any, sample: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 META = torch.device("meta")
 PLAIN = (bool, int, float, str, type(None))
-LEAVES = (Tensor, *PLAIN)  # of which a tuple is as flat as it can be
+LEAVES = (Tensor, *PLAIN)  # types of which a tuple is flat
 CONTAINERS = (list, tuple, set, frozenset)
 # Attributes of a module that its call reads, and its forward does not: the forward as remembered() has replaced it,
 # and hooks, which run around it.
@@ -92,7 +92,7 @@ class AbsentModules:
         return returned
 
     def _key(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-        """Returns what a call is like; None where what the module returns may depend on more."""
+        """Returns a key of a call; None where the module's result may depend on more."""
         leaves: Sequence[Any] = args
         structure = ""
         if kwargs or not all(isinstance(value, LEAVES) for value in args):
@@ -128,7 +128,7 @@ class AbsentModules:
                 if not isinstance(value, (dict, *CONTAINERS)):
                     value = (value,)
                 for item in (*value, *value.values()) if isinstance(value, dict) else value:
-                    # Of a module inside its place, and its attributes come in turn.
+                    # A module stands for its place; its attributes are looked at in turn.
                     kind = inside.get(id(item)) if isinstance(item, nn.Module) else _kind(item)
                     if kind is None and (kind := self._number(item)) is None:
                         return None

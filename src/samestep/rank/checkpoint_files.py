@@ -77,11 +77,11 @@ def piece_of_block(block: Tensor, shape: tuple[int, ...], offset: tuple[int, ...
     """Returns a copy of a block of a tensor with this shape, as piece_of() does."""
     if order is None:
         return Piece(_copy(block), shape, offset)
-    first, *others = [
+    first, *other_pieces = [
         Piece(_copy(block[rows.in_block : rows.in_block + rows.number]), shape, (rows.in_whole, *offset[1:]))
         for rows in pieces_of_block(order, block.shape, offset)
     ] or [Piece(_copy(block), shape, offset)]
-    return replace(first, others=tuple(others))
+    return replace(first, others=tuple(other_pieces))
 
 
 def _copy(block: Tensor) -> Tensor:
@@ -200,7 +200,8 @@ def complete(folder: Path, step: int, engine: str, world_size: int, request: Lau
     write(part / MANIFEST, manifest.sealed())
     sync(part)
     done = folder / f"step-{step}"
-    remove_folder(done, OF_A_STEP)  # of a training that came here before, and was resumed from an earlier one
+    # A checkpoint of a training that was here before, and was resumed from an earlier checkpoint.
+    remove_folder(done, OF_A_STEP)
     move_folder(part, done)
     sync(folder)
     return done
@@ -366,7 +367,7 @@ class Saved:
             if all(start < end for start, end in spans):
                 overlaps.append((piece, piece_offset, spans))
         found = sum(math.prod(end - start for start, end in spans) for _, _, spans in overlaps)
-        if found != math.prod(block_shape):  # before there is memory for it: the shape is what the file says
+        if found != math.prod(block_shape):  # before memory is taken for it: the shape is only what the file says
             sizes = {"found": found, "values": math.prod(block_shape)}
             raise UserError(message("tensor_incomplete", checkpoint=self.folder, tensor=stored.key, **sizes))
         block = torch.empty(block_shape, dtype=self.dtype(stored))

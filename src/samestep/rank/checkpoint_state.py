@@ -28,19 +28,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from samestep.data.schedule import Schedule
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.job.phases import CHECKPOINTED
 from samestep.message import message
 from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign, piece_of, piece_of_block
 from samestep.rank.checkpoints import Checkpoints
+from samestep.rank.parts import Part
 from samestep.rank.row_order import pieces_of_block, row_orders
 from samestep.rank.shards import block_of, divided_along, is_copied, is_divided, is_shard, place_of, sharded_like
 from samestep.rank.step import CarriedState
 from samestep.rank.weights import Ema, StateDict
 from samestep.records.files import from_json, replace_by
 from samestep.world import World
+from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def flat_block(saved: Saved, stored: Stored, start: int, length: int) -> Tensor:
 
 
 Tree = StateDict
-# Those that every checkpoint of a training has.
+# The keys that every checkpoint of a training has.
 PARTS = {"position": dict, "model": dict, "optimizer": dict, "groups": list, "ranks": dict, "extra": dict}
 
 
@@ -175,7 +176,8 @@ class TrainingState:
             module.set_extra_state(saved.plain(state["extra"][name]))
         self._load_optimizer(saved)
         for name, part in self.stateful.items():
-            if name != "scaler" or state.get(name):  # another engine, or in bf16, has none: this one begins anew
+            # A training of another engine, or in bf16, has no scaler: the scaler begins anew.
+            if name != "scaler" or state.get(name):
                 part.load_state_dict(saved.plain(state[name]))
         if self.carried and as_many:
             self.carried.load_state_dict(saved.plain(of_replica["carried"]), self.world.device)
@@ -224,7 +226,7 @@ class TrainingState:
             return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
         states = [(parameter, state) for parameter, state in inner.state.items() if not parameter.is_meta]
-        if inner is self.optimizer:  # else ZeRO: this rank's parameters
+        if inner is self.optimizer:  # otherwise ZeRO: this rank's parameters
             states = [(parameter, given) for parameter, state in states if (given := self._given(state, parameter))]
 
         def in_pieces(parameter: Tensor, value: Any) -> Any:
@@ -260,7 +262,15 @@ class TrainingState:
                 if state is not None and not parameter.is_meta:
                     saved_dtype = None if from_flat else saved.dtype(saved.state["model"][name])
                     inner.state[parameter] = {
-                        key: load_state(saved, value, key, group, parameter, saved_dtype, orders.get(name))
+                        key: load_state(
+                            saved,
+                            value,
+                            key,
+                            group=group,
+                            parameter=parameter,
+                            saved_dtype=saved_dtype,
+                            order=orders.get(name),
+                        )
                         for key, value in state.items()
                     }
 
@@ -370,7 +380,7 @@ def load_state(
 ) -> Any:
     """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
 
-    kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here. None: the
+    saved_dtype: the parameter's in the checkpoint; what has it gets the dtype that the parameter has here. None: the
     state was that of a flat copy in a dtype of its own, as DeepSpeed's: all gets the parameter's, as torch demands.
     order: of the parameter's rows.
     """
@@ -379,7 +389,8 @@ def load_state(
             Tensor, lambda tensor: tensor.to(parameter.device), saved.plain(value)
         )  # LBFGS keeps lists
     dtype = parameter.dtype if saved_dtype in (None, saved.dtype(value)) and saved.shape(value) else saved.dtype(value)
-    flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
+    # The state of an engine that flattens parameters.
+    flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1
     flat = flat and "history_size" not in group  # LBFGS's own vectors stay as they are
     if is_shard(parameter) and (flat or saved.shape(value) == tuple(parameter.shape)):
         shape, offset = place_of(parameter)
@@ -406,7 +417,7 @@ class Position:
     last: int | None = None
 
 
-class Saving:
+class Saving(Part):
     """One training's state and its checkpoints."""
 
     def __init__(self, job: Job, world: World, checkpoints: Checkpoints) -> None:
@@ -415,22 +426,13 @@ class Saving:
         self._evaluator: Any = None
         self._taken = -1
 
-    def begin(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        parts: Mapping[str, Any],
-        carried: CarriedState | None,
-        state: Callable[[], StateDict] | None,
-        schedule: Schedule,
-    ) -> Position:
-        """Registers what is saved, and loads the checkpoint from which the training continues. Returns its position.
-
-        parts: name -> what else has a state dict; None: the training has no such part. state: as Run.register's.
-        """
-        stateful = {name: part for name, part in parts.items() if part is not None}
+    def load(self, state: Callable[[], StateDict] | None) -> Position:
+        """Loads the checkpoint from which the training continues. Returns its position. state: as Run.register's."""
+        training = self.training
+        stateful = {name: part for name, part in training.stateful.items() if part is not None}
         self._evaluator = stateful.get("evaluations")
-        self._state = TrainingState(self.world, model, optimizer, stateful, carried, state, recipe=_recipe(self.job))
+        registered = (training.model, training.optimizer, stateful, training.carried)
+        self._state = TrainingState(self.world, *registered, state, recipe=_recipe(self.job))
         saved = self.checkpoints.load()
         if saved is None:
             return Position()
@@ -438,7 +440,7 @@ class Saving:
         position = from_json(Position, saved.state["position"], f"the position in {saved.folder}")
         if position.done != saved.manifest.step:
             raise UserError(foreign(saved.folder, message("state_of_another_step", step=position.done)))
-        self._state.load(saved, in_epoch=position.done % schedule.steps_per_epoch != 0)
+        self._state.load(saved, in_epoch=position.done % training.schedule.steps_per_epoch != 0)
         if self.world.rank == 0 and self._evaluator is not None:
             for file in self._evaluator.files():
                 with saved.open(file.name) as content:
@@ -457,12 +459,27 @@ class Saving:
         if self._saved is not None:
             self._state.load_ema(self._saved, ema)
 
-    def save(self, position: Position, ema: Ema | None) -> None:
-        """Takes a checkpoint, unless that of this step is taken."""
-        if position.done == self._taken:
+    def drawn(self, step: int) -> None:
+        self.checkpoints.before(step)
+
+    def counted(self) -> None:
+        """Takes a checkpoint where it is time."""
+        if self.checkpoints.is_due(self.training.count.done, self.training.schedule.steps_per_epoch):
+            self.save()
+
+    def stopped(self) -> None:
+        self.save()
+
+    def save(self) -> None:
+        """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
+        count = self.training.count
+        heartbeat.begin(CHECKPOINT, count.done)
+        self.training.meter.flush()
+        if count.done == self._taken:
             return
-        self._taken, self._saved = position.done, None  # which is loaded: its files can go
-        tree = self._state.tree(ema)
+        self._taken, self._saved = count.done, None  # which is loaded: its files can go
+        tree = self._state.tree(self.training.ema)
+        position = Position(count.done, count.skipped, count.ends)
         if self.world.rank == 0:
             tree["position"] = asdict(position)
             if self.checkpoints.identity:

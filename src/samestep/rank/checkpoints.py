@@ -83,7 +83,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class TrainingIdentity:
-    """What is trained. data: what is read, and in which order. rows: dataset -> row -> its digest. values: of the job.
+    """The identity of a training. data: the datasets and the order of their rows. rows: dataset -> row -> its digest.
+    values: of the job.
 
     changing: dataset -> how many of its rows that were looked at are others each time, and cannot be compared. changes:
     what differed when the training was continued on other data, with the step.
@@ -394,7 +395,7 @@ class Checkpoints:
         for rank in range(1, self.world.size):
             assert self._store is not None
             part, key = part_folder(self.folder, done) / f"rank{rank}.json", f"written {done} by {rank}"
-            # The part itself tells, too: a store that is a file in the run's folder may be removed with it.
+            # The part itself says so, too: a store that is a file in the run's folder may be removed with it.
             while not self._store.check([key]) and not part.exists():
                 time.sleep(POLL_S)
             failure = failure or ("" if part.exists() else self._store.get(key).decode())

@@ -39,7 +39,7 @@ def digest_rows(data: Any, rows: int) -> list[str]:
 def bytes_of(tensor: Tensor) -> Tensor:
     """Returns the bytes of a contiguous tensor. shape [bytes]"""
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
-    # One element that was expanded is contiguous with a stride of 0, of which torch makes no bytes.
+    # An expanded tensor of one element is contiguous with a stride of 0, which torch does not view as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 

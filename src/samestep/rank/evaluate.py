@@ -11,7 +11,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -33,8 +33,10 @@ from samestep.errors import LoadingFailed, UserError, first_few, not_per_row, sa
 from samestep.job import Batch, Job, LRSchedule, MicroBatch, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors, without_graph
 from samestep.message import message
+from samestep.rank.graceful_stop import Stop
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.listeners import Listeners
+from samestep.rank.parts import Part
 from samestep.rank.step import batch_weight
 from samestep.rank.threaded_group import active_turns, alike_on_ranks
 from samestep.rank.weights import StateDict, save
@@ -42,8 +44,8 @@ from samestep.records.record import EvaluationRecord
 from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
 
-MAX_CHUNK_ROWS = 128  # fewer where the job's micro-batch or global batch is smaller
-BUCKET_BYTES = 25 << 20  # of the weights in one message: it lies in memory beside the model
+MAX_CHUNK_ROWS = 128  # rows at once; fewer where the job's micro-batch or global batch is smaller
+BUCKET_BYTES = 25 << 20  # bytes of the weights in one message, which is in memory beside the model
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _memory_errors(rows: int | None, world: World) -> Iterator[None]:
         remedy = message("evaluate_elsewhere")
         if rows is not None and rows > 1:
             remedy = message("evaluate_fewer_rows_at_once", rows=rows // 2)
-        error.__traceback__ = None  # its frames hold the tensors that fill the memory
+        error.__traceback__ = None  # the frames of the error hold the tensors that fill the memory
         if rows is None:
             raise UserError(message("evaluation_model_out_of_memory", rank=world.rank, remedy=remedy)) from None
         raise UserError(message("evaluation_out_of_memory", rank=world.rank, rows=rows, remedy=remedy)) from None
@@ -277,7 +279,7 @@ def _metric_values(job: Job, names: list[str], states: list[StateDict]) -> dict[
         else:
             for state in states:
                 metric.update(*state[name]["given"])
-        with warnings.catch_warnings():  # it warns that update() was never called
+        with warnings.catch_warnings():  # torchmetrics warns that update() was never called
             warnings.simplefilter("ignore")
             value = metric.compute()
         if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
@@ -365,6 +367,30 @@ class EvaluationSchedule:
             step(means[self.metric])
         else:
             step()
+
+
+class Evaluations(Part):
+    """Evaluates a training with its averaged weights, moves the learning rate, and stops the training where the
+    evaluator says so. An evaluation counts for no step."""
+
+    def __init__(self, evaluator: Evaluator, stop: Stop, listeners: Listeners | None) -> None:
+        self._evaluator, self._stop, self._listeners = evaluator, stop, listeners
+
+    def counted(self) -> None:
+        """Evaluates where it is time. Every rank must call it."""
+        count, meter = self.training.count, self.training.meter
+        if not self._evaluator.is_due(count.done, self.training.schedule.steps_per_epoch):
+            return
+        if self._listeners:
+            self._listeners.pause(meter)
+        with self.training.ema.swapped() if self.training.ema else nullcontext():
+            ends = self._evaluator.evaluate(count.done)
+        if self.training.evaluation_schedule:
+            self.training.evaluation_schedule.step(self._evaluator.means())
+        meter.resume()
+        if ends:
+            self._stop.after(count.done)
+            count.ends = count.done
 
 
 @dataclass

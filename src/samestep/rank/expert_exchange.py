@@ -52,13 +52,13 @@ class Exchange:
         flat = [rows[name].flatten(0, -2) for name in called]
         sizes = {name: len(part) for name, part in zip(called, flat)}
         counts = torch.empty(self.size, len(self.names), dtype=torch.int64, device=self.device)
-        mine = torch.tensor([[sizes.get(name, NOT_CALLED) for name in self.names]], device=self.device)
+        own_counts = torch.tensor([[sizes.get(name, NOT_CALLED) for name in self.names]], device=self.device)
         if self.group:
-            dist.all_gather_into_tensor(counts, mine, group=self.group)
+            dist.all_gather_into_tensor(counts, own_counts, group=self.group)
         else:
-            counts.copy_(mine)
+            counts.copy_(own_counts)
         nothing = torch.empty(0, self.widths[0], dtype=self.dtype, device=self.device)
-        # Its gradient is nobody's: with it, the backward pass exchanges gradients on ranks that send no rows, too.
+        # No rank needs its gradient: it makes the backward pass exchange gradients on ranks that send no rows, too.
         anchor = torch.zeros((), device=self.device, requires_grad=torch.is_grad_enabled())
         given = self, forwards, counts.tolist(), torch.cat([*flat, nothing]), anchor
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
@@ -91,15 +91,15 @@ class Exchange:
     def compute(self, forwards: Forwards, received: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
         """Computes this rank's experts, each once for the rows of all ranks. Returns the outputs in their order."""
         first = self.place * self.share
-        mine = [list(row[first : first + self.share]) for row in counts]  # [rank][expert]
-        ends = [*accumulate(max(0, count) for row in mine for count in row)]
+        own_counts = [list(row[first : first + self.share]) for row in counts]  # [rank][expert]
+        ends = [*accumulate(max(0, count) for row in own_counts for count in row)]
         pieces = torch.tensor_split(received, ends[:-1])  # of each rank, of each expert
-        outputs: list[list[Tensor]] = [[] for _ in mine]
+        outputs: list[list[Tensor]] = [[] for _ in own_counts]
         for expert in range(self.share):
-            if all(row[expert] == NOT_CALLED for row in mine):
+            if all(row[expert] == NOT_CALLED for row in own_counts):
                 continue
             together = forwards[self.names[first + expert]](torch.cat(pieces[expert :: self.share]))
-            for rank, part in enumerate(together.split([max(0, row[expert]) for row in mine])):
+            for rank, part in enumerate(together.split([max(0, row[expert]) for row in own_counts])):
                 outputs[rank].append(part)
         return torch.cat([received.new_empty(0, self.widths[1]), *(part for parts in outputs for part in parts)])
 
@@ -199,17 +199,17 @@ class _WithBackward(torch.autograd.Function):
     """A tensor whose backward pass is also that of another one, to which it gives zeros."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, other: Tensor) -> Tensor:
-        ctx.other = torch.zeros_like(other)
+    def forward(ctx: Any, tensor: Tensor, source: Tensor) -> Tensor:
+        ctx.zeros = torch.zeros_like(source)
         return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, ctx.other
+        return gradient, ctx.zeros
 
 
-def _with_backward_of(other: Tensor, tensor: Tensor) -> Tensor:
+def _with_backward_of(source: Tensor, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
-    result: Tensor = _WithBackward.apply(tensor, other)  # type: ignore[no-untyped-call]
+    result: Tensor = _WithBackward.apply(tensor, source)  # type: ignore[no-untyped-call]
     return result

@@ -8,31 +8,30 @@ Neither may depend on the other rows, nor draw random numbers in an expert.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from samestep.bounds import DIVIDED_APART, EXCHANGED_GRADIENT, EXCHANGED_ULPS
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.message import Message, message
 from samestep.rank.expert_exchange import Exchange, TwoPasses
-from samestep.rank.job_errors import raising
-from samestep.rank.plan_trial import TakenTensors, is_close, tried, without_compiling
-from samestep.rank.step import default_generator, keep_state
+from samestep.rank.plan_trial import Trial, is_close, rounding_of, tried, without_compiling
+from samestep.rank.recorded_forward import Call, RecordedForward
+from samestep.rank.step import keep_state
 from samestep.rank.threaded_group import alike_on_ranks
 from samestep.world.foreign_code import error_line
 
-ROWS = 4  # of the batch on which experts are looked for
+ROWS = 4  # rows of the batch on which experts are looked for
 SEED = 11
-CLOSE = 1e-3  # relative
-ULPS = 16  # of a lower precision
-ROUNDING = 1e-5  # of the largest gradient
 BUFFER = "buffer "
+_close = partial(is_close, tolerance=DIVIDED_APART, ulps=EXCHANGED_ULPS)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def expert_plan(job: Job, ranks: int, device: str = "cpu") -> ExpertPlan:
     if ranks == 1:
         return ExpertPlan(())
     with torch.random.fork_rng():
-        trial = tried(job, ROWS, device, partial(Trial, job, device))
+        trial = tried(job, ROWS, device, partial(ExpertTrial, job, device))
         found = [experts for experts in trial.candidates() if trial.are_apart(experts)]
         if not found:
             raise Refused(message("model_without_experts"))
@@ -87,7 +86,7 @@ def expert_plan(job: Job, ranks: int, device: str = "cpu") -> ExpertPlan:
         if not lists:
             fields = {"router": found[0].router, "experts": len(found[0].names), "ranks": ranks}
             raise Refused(message("experts_do_not_divide", **fields))
-        # What is inside of an expert is computed by the rank that has that one.
+        # The rank that has an expert computes the modules inside of it.
         outer = tuple(f"{name}." for experts in lists for name in experts.names)
         lists = [experts for experts in lists if not f"{experts.router}.".startswith(outer)]
         for experts in lists:
@@ -96,67 +95,24 @@ def expert_plan(job: Job, ranks: int, device: str = "cpu") -> ExpertPlan:
     return ExpertPlan(tuple(lists))
 
 
-@dataclass
-class Call:
-    """One call of a module. random: the generator's state before it, and random_after. autocast: returns a context that
-    is in autocast as the call is. inner: the calls inside."""
-
-    name: str
-    arguments: tuple[Any, Any]
-    random: Tensor
-    autocast: Callable[[], AbstractContextManager[Any]]
-    output: Any = None
-    random_after: Tensor | None = None
-    inner: list[Call] = field(default_factory=list)
-
-
-class Trial:
-    """A model and a few rows, on which its modules are tried. calls: of all modules, in the order of the forward
-    pass."""
+class ExpertTrial(Trial):
+    """A model and a few rows, on which its modules are tried. record: of the whole model's forward pass."""
 
     def __init__(self, job: Job, device: str, batch: Batch) -> None:
-        self.model = job.model().to(device).train()
-        self._job, self._batch, self._device = job.of_phases()[0], batch, device
-        self._generator = default_generator(device)
-        self.calls: list[Call] = []
+        super().__init__(job, device, batch, seed=SEED)
         self._modules = dict(self.model.named_modules())
-        unfinished: list[Call] = []
+        self.record = RecordedForward(self._modules, device)
+        self._whole = self._loss_and_gradients(self.record)
 
-        def begin(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def hook(module: nn.Module, arguments: Any, named: Any) -> None:
-                call = Call(name, (arguments, named), self._generator.get_state(), _autocast_of(device))
-                if unfinished:
-                    unfinished[-1].inner.append(call)
-                unfinished.append(call)
-                self.calls.append(call)
-
-            return hook
-
-        def end(module: nn.Module, arguments: Any, output: Any) -> None:
-            call = unfinished.pop()
-            call.output, call.random_after = output, self._generator.get_state()
-
-        self._hooked = {name for name, module in self._modules.items() if _has_hooks(module)}
-        self._reads = _Reads(self.model, unfinished)
-        with ExitStack() as hooks:
-            for name, module in self._modules.items():
-                hooks.callback(module.register_forward_pre_hook(begin(name), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(end).remove)
-            self._whole = self._loss_and_gradients(self._reads)
-
-    def _loss_and_gradients(self, reads: _Reads | None = None) -> dict[str, Any]:
+    def _loss_and_gradients(self, record: RecordedForward | None = None) -> dict[str, Any]:
         """Returns the loss, the gradient of each parameter or None, and what each buffer has become."""
         self.model.zero_grad()
-        restore = keep_state(self.model)
-        with without_compiling(), reads or nullcontext():
-            self._generator.manual_seed(SEED)
-            rows = self._batch.micro_batch.rows
-            output = raising("forward", lambda: self._job.forward(self.model, self._batch), rows)
-            loss = raising("criterion", lambda: self._job.criterion(output, self._batch), rows)
+        with record or nullcontext():
+            loss = self.output_and_loss()[1]
         if loss.requires_grad:
             loss.backward()
         buffers = {f"{BUFFER}{name}": buffer.detach().clone() for name, buffer in self.model.named_buffers()}
-        restore()
+        self.restore()
         gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
         return {"": loss.detach(), **gradients, **buffers}
 
@@ -167,11 +123,11 @@ class Trial:
                 continue
             names = tuple(f"{name}.{key}".lstrip(".") for key, _ in module.named_children())
             alike = len({_shape_of(self._modules[expert]) for expert in names}) == 1
-            called = [(call, inner) for call in self.calls for inner in call.inner if inner.name in names]
+            called = [(call, inner) for call in self.record.calls for inner in call.inner if inner.name in names]
             if not (alike and called and all(_takes_rows(inner) for _, inner in called)):
                 continue
             routers = {call.name for call, _ in called}
-            widths = {(inner.arguments[0][0].shape[-1], inner.output.shape[-1]) for _, inner in called}
+            widths = {(inner.arguments[0].shape[-1], inner.output[0].shape[-1]) for _, inner in called}
             if len(routers) == len(widths) == 1 and len(names) == len(module):
                 yield ExpertList(routers.pop(), names, widths.pop())
 
@@ -179,12 +135,12 @@ class Trial:
         """Returns whether no expert's input depends on another expert's output, and each gives its rows' outputs,
         whichever rows are beside them."""
         some = False
-        for call in (call for call in self.calls if call.name == experts.router):
+        for call in (call for call in self.record.calls if call.name == experts.router):
             inner = [inner for inner in call.inner if inner.name in experts.names]
             if len({found.name for found in inner}) < len(inner):
                 return False
             for found in inner:
-                rows = found.arguments[0][0].detach()
+                rows = found.arguments[0].detach()
                 some |= rows.numel() > 0
                 if not self._gives_rows_alone(found, rows):
                     return False
@@ -195,48 +151,44 @@ class Trial:
     def _gives_rows_alone(self, call: Call, rows: Tensor) -> bool:
         """Returns whether an expert gives every second row's output from these rows alone. An expert with dropout is
         tried without."""
-        expert, random = self._modules[call.name], not torch.equal(call.random, call.random_after)  # type: ignore[arg-type]
+        expert = call.module
         if not rows.numel():
             return True
         restore = keep_state(expert)
         try:
             with torch.no_grad(), torch.random.fork_rng(), call.autocast():
-                expert.train(not random)
-                whole, some = (expert(part).flatten(0, -2) for part in (rows, rows.flatten(0, -2)[::2]))
+                expert.train(not call.draws)
+                outputs, some = (expert(part).flatten(0, -2) for part in (rows, rows.flatten(0, -2)[::2]))
         except Exception:  # a shape that it does not take
             return False
         finally:
             expert.train()
             restore()
-        return _close(whole[::2], some)
+        return _close(outputs[::2], some)
 
     def _has_same_inputs(self, call: Call, experts: ExpertList, inner: Sequence[Call]) -> bool:
         """Returns whether a router gives its experts the same rows where they all return zeros."""
-        passes, restore = self._two_passes(experts), keep_state(self._modules[experts.router])
-        self._generator.set_state(call.random)
-        arguments, named = call.arguments
+        passes, restore = self._two_passes(experts), keep_state(call.module)
+        self.generator.set_state(call.random)
         try:
+            arguments, named = call.rebuilt(call.arguments)
             with torch.no_grad(), without_compiling(), call.autocast(), passes.installed():
                 rows = passes.rows_of(*arguments, **named)
         except Exception:  # a value that zeros do not allow
             return False
         finally:
             restore()
-        given = {found.name: found.arguments[0][0] for found in inner}
+        given = {found.name: found.arguments[0] for found in inner}
         return given.keys() == rows.keys() and all(_close(given[name], rows[name]) for name in given)
 
     def _two_passes(self, experts: ExpertList) -> TwoPasses:
         modules = {name: self._modules[name] for name in experts.names}
-        exchange = Exchange(modules, experts.widths, group=None, device=self._device)
+        exchange = Exchange(modules, experts.widths, group=None, device=self.device)
         return TwoPasses(self._modules[experts.router], modules, exchange)
 
     def check(self, experts: ExpertList) -> None:
         """Raises Refused for experts that draw random numbers, or have buffers or shared weights."""
-        if any(
-            not torch.equal(call.random, call.random_after)  # type: ignore[arg-type]
-            for call in self.calls
-            if call.name in experts.names
-        ):
+        if any(call.draws for call in self.record.calls if call.name in experts.names):
             raise Refused(message("random_numbers_inside_of_experts", router=experts.router))
         modules = {name: self._modules[name] for name in experts.names}
         inside = {id(module) for expert in modules.values() for module in expert.modules()}
@@ -249,9 +201,13 @@ class Trial:
         for name, expert in modules.items():
             if any(True for _ in expert.buffers()):
                 raise Refused(message("experts_with_buffers", expert=name))
-            if name in self._hooked:
+            if _has_hooks(expert):
                 raise Refused(message("experts_with_hooks", expert=name))
-            if self._reads.outside(name, expert):
+            expert_tensors = {f"{name}.{tensor}" for tensor, _ in expert.named_parameters()}
+            if any(
+                read.tensor in expert_tensors and name not in [c.name for c in read.inside]
+                for read in self.record.reads
+            ):
                 raise Refused(message("experts_read_outside", expert=name))
 
     def check_together(self, lists: Sequence[ExpertList]) -> None:
@@ -265,10 +221,9 @@ class Trial:
                 raise
             except Exception as error:  # as of a second derivative
                 raise Refused(message("experts_fail_together", error=error_line(error))) from error
-        sizes = [float(value.detach().abs().max()) for name, value in self._whole.items() if _is_gradient(name, value)]
-        # A gradient that is zero but for rounding, as of a bias before a normalisation, has no size to compare with.
-        rounding = max(ROUNDING, _eps(self._whole[""])) * max(sizes, default=0.0)
-        wrong = next((n for n, value in self._whole.items() if not _agree(value, twice[n], rounding)), None)
+        share = max(EXCHANGED_GRADIENT, torch.finfo(self._whole[""].dtype).eps)
+        rounding = rounding_of((v for name, v in self._whole.items() if not name.startswith(BUFFER)), share)
+        wrong = next((n for n, v in self._whole.items() if not _close(v, twice[n], rounding=rounding)), None)
         if wrong is not None:
             what = message("gradient_named", tensor=wrong)
             if wrong.startswith(BUFFER):
@@ -278,53 +233,8 @@ class Trial:
             raise Refused(message("router_is_not_computed_twice", router=lists[0].router, what=what))
 
 
-class _Reads(TakenTensors):
-    """Notes inside of which modules each parameter is read. unfinished: the calls that have begun and not ended."""
-
-    def __init__(self, model: nn.Module, unfinished: Sequence[Call]) -> None:
-        super().__init__()
-        self._parameters, self._unfinished = {id(parameter) for parameter in model.parameters()}, unfinished
-        self._inside: dict[int, set[tuple[str, ...]]] = {}
-
-    def note(self, operation: Any, tensor: Tensor) -> None:
-        if id(tensor) in self._parameters:
-            self._inside.setdefault(id(tensor), set()).add(tuple(call.name for call in self._unfinished))
-
-    def outside(self, name: str, module: nn.Module) -> bool:
-        """Returns whether a parameter of a module is read where the module is not called."""
-        reads = [inside for parameter in module.parameters() for inside in self._inside.get(id(parameter), ())]
-        return any(name not in inside for inside in reads)
-
-
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
-
-
-def _autocast_of(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns a function that returns a context in autocast, or not, as it is now."""
-    kind = device.partition(":")[0]
-    enabled = torch.is_autocast_enabled(kind)
-    return partial(torch.autocast, kind, torch.get_autocast_dtype(kind), enabled=enabled) if enabled else nullcontext
-
-
-def _eps(value: Any) -> float:
-    return torch.finfo(value.dtype).eps if isinstance(value, Tensor) and value.is_floating_point() else 0.0
-
-
-def _is_gradient(name: str, value: Any) -> bool:
-    return value is not None and bool(value.numel()) and not name.startswith(BUFFER)
-
-
-def _close(expected: Any, given: Any) -> bool:
-    return is_close(expected, given, tolerance=max(CLOSE, ULPS * _eps(expected)))
-
-
-def _agree(expected: Any, given: Any, rounding: float) -> bool:
-    """Returns whether two values are equal up to rounding. rounding: an absolute difference that is none."""
-    if _close(expected, given):
-        return True
-    both = isinstance(expected, Tensor) and isinstance(given, Tensor)
-    return both and float((expected - given).abs().max()) <= rounding
 
 
 def _shape_of(module: nn.Module) -> str:
@@ -336,7 +246,9 @@ def _shape_of(module: nn.Module) -> str:
 
 def _takes_rows(call: Call) -> bool:
     """Returns whether a module was called with one tensor, and returned as many rows."""
-    (arguments, named), output = call.arguments, call.output
-    if named or len(arguments) != 1 or not (isinstance(arguments[0], Tensor) and isinstance(output, Tensor)):
+    leaves = [*call.arguments, *call.output]
+    if len(call.arguments) != 1 or len(leaves) != 2 or not all(isinstance(leaf, Tensor) for leaf in leaves):
         return False
-    return arguments[0].dim() > 1 and arguments[0].shape[:-1] == output.shape[:-1]
+    rows, output = leaves
+    (arguments, named) = call.rebuilt([rows])
+    return not named and arguments == (rows,) and rows.dim() > 1 and rows.shape[:-1] == output.shape[:-1]

@@ -7,7 +7,6 @@ rank's socket, and it ends a process in which no thread can be started.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -17,10 +16,11 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
+from samestep.rank.hooks import Hooks
 from samestep.records.flight_recorder import Entry, entries_of
 from samestep.world import questions
 
-ENTRIES = 256  # of the ring: more than the collectives of any step that are in flight
+ENTRIES = 256  # entries of the ring buffer: more than the collectives of a step that are in flight
 
 
 def enable(entries: int = ENTRIES) -> None:
@@ -48,19 +48,15 @@ def end() -> None:
     questions.end()
 
 
-def serve_with_group(folder: Path, rank: int) -> None:
+def serve_with_group(hooks: Hooks, folder: Path, rank: int) -> None:
     """Serves from the first process group on, which has threads of its own: a script without one has none of ours."""
-    groups: Any = sys.modules["torch.distributed.distributed_c10d"]  # whose functions a script may have imported
-    init = groups.init_process_group
 
-    @functools.wraps(init)
-    def new_init(*args: Any, **kwargs: Any) -> Any:
+    def new_init(init: Any, *args: Any, **kwargs: Any) -> Any:
         serve(folder, rank)
         return init(*args, **kwargs)
 
-    places: tuple[Any, ...] = (groups, dist)
-    for owner in places:
-        owner.init_process_group = new_init
+    # The module whose functions a script may have imported.
+    hooks.attach(dist, "init_process_group", new_init, sys.modules["torch.distributed.distributed_c10d"])
 
 
 def _dump() -> Callable[[], bytes] | None:

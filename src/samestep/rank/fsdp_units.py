@@ -26,7 +26,7 @@ from samestep.job.walk import items_of, mapped_tensors, with_items
 from samestep.message import Message, message
 from samestep.world.imports import is_users_code
 
-INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")  # of a module in a list or a dict of modules, in an expression
+INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")  # the index of a module in a list or a dict of modules, in an expression
 
 
 def units_of(model: nn.Module, wrap: str) -> list[nn.Module]:
@@ -131,7 +131,8 @@ def _paths(cls: Any) -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         method = inspect.getattr_static(cls, name, None)
-        method = getattr(method, "fget", None) or getattr(method, "func", method)  # of a property, or a cached one
+        # The function of a property, or of a cached one.
+        method = getattr(method, "fget", None) or getattr(method, "func", method)
         if name in read or not inspect.isfunction(method):
             continue
         read.add(name)

@@ -78,6 +78,18 @@ class Stop(Protocol):
     def ends_before(self, step: int) -> bool: ...
 
 
+class NoStop:
+    """Lets a training run to its end."""
+
+    last: int | None = None
+
+    def after(self, done: int) -> None:
+        """Does nothing."""
+
+    def ends_before(self, step: int) -> bool:
+        return False
+
+
 class GracefulStop(AgreedStep):
     """Ends a training after the same step on every rank when one of them gets SIGUSR2 or SIGXCPU."""
 

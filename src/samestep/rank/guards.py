@@ -21,15 +21,16 @@ from torch.optim import Optimizer
 from samestep.data.fingerprint import gather_from_ranks
 from samestep.data.schedule import Schedule
 from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
-from samestep.job import MicroBatch
+from samestep.job import Batch, MicroBatch
 from samestep.message import Message, message
 from samestep.rank.digests import bits_digest, copied_parameters, digests, places
-from samestep.rank.meter import Meter
+from samestep.rank.parts import Part
 from samestep.rank.shards import block_of
+from samestep.rank.step import keep_state
 from samestep.world import World
 
-IN_A_ROW = 100  # steps left out in a row, after which the training ends: its weights, or all of its data, are bad
-SAID = 10  # sentences about steps left out
+IN_A_ROW = 100  # the training ends after so many steps left out in a row: its weights, or all of its data, are bad
+SAID = 10  # how many sentences tell of steps left out
 LEAST = -(1 << 63)  # below every digest
 
 
@@ -37,49 +38,34 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(block_of(tensor).isfinite().all())
 
 
-class StopsAtNaN:
+class StopsAtNaN(Part):
     """Ends the training with a sentence that names the step, the rank, its rows, and the first tensor that is bad."""
 
-    left_out = False  # no step is
-
-    def __init__(self, schedule: Schedule, world: World, meter: Meter) -> None:
-        self.schedule, self.world, self.meter = schedule, world, meter
-        self.done = 0  # steps
-        self._trained: list[tuple[str, nn.Parameter]] = []  # a frozen one may hold infinities, as a mask does
-        meter.not_finite = self._noticed
-
-    def begin(self, model: nn.Module, optimizer: Optimizer, first: int) -> None:
-        """Registers the model. The losses of a step are looked at before the optimizer's step. first: steps done."""
-        self.done = first
-        named = model.named_parameters()
+    def begin(self) -> None:
+        """Registers the model. The losses of a step are looked at before the optimizer's step."""
+        training = self.training
+        named = training.model.named_parameters()
+        # A frozen parameter may hold infinities, as a mask does.
         self._trained = [(name, p) for name, p in named if p.requires_grad and not p.is_meta]
-        optimizer.register_step_pre_hook(lambda *_: self.meter.check_losses())
-
-    def before(self, micro_batch: MicroBatch, keep: Callable[[], Callable[[], None]]) -> None:
-        """Does nothing. See SkipsNaN."""
-
-    def loss(self, loss: Tensor) -> None:
-        """Does nothing: the meter has the loss."""
-
-    def stepped(self) -> None:
-        """Counts a step."""
-        self.done += 1
+        training.meter.not_finite = self._noticed
+        training.optimizer.register_step_pre_hook(lambda *_: training.meter.check_losses())
 
     def end(self) -> None:
         """Raises NotFinite where the last update has left a weight that is not finite: no loss would show it."""
         name = _first(self._trained)
         if name:
-            last = {"step": self.done - 1, "rank": self.world.rank}
+            last = {"step": self.training.count.done - 1, "rank": self.training.world.rank}
             raise NotFinite(message("weight_not_finite_after_last_step", weight=name, **last))
 
     def _noticed(self, step: int, micro: int, loss: float) -> None:
+        world = self.training.world
         raise NotFinite(
             message(
                 "loss_not_finite",
                 step=step,
-                rank=self.world.rank,
+                rank=world.rank,
                 loss=str(loss),
-                rows=rows_of(self.schedule, self.world.replica, step, micro),
+                rows=rows_of(self.training.schedule, world.replica, step, micro),
                 since=self._since(step),
             )
         )
@@ -87,7 +73,7 @@ class StopsAtNaN:
     def _since(self, step: int) -> Message | None:
         """Returns which tensor is the first that is not finite, and since when; None where all are finite."""
         weight = _first(self._trained)
-        if self.done > step:  # the loss is read late: the update has been made
+        if self.training.count.done > step:  # the loss is read late: the update has been made
             return message("weight_not_finite_by_now", weight=weight) if weight else None
         if weight:
             return message("weight_not_finite_before_the_step", weight=weight)
@@ -95,57 +81,56 @@ class StopsAtNaN:
         return message("gradient_not_finite", parameter=gradient) if gradient else None
 
 
-class SkipsNaN:
+class SkipsNaN(Part):
     """Leaves the optimizer's step out, on all ranks alike, where one has a loss or gradient that is not finite.
 
     Such a step changes no weight, no state of the optimizer and no buffer. It counts as a step: rates move on.
     """
 
-    def __init__(self, schedule: Schedule, world: World, meter: Meter) -> None:
-        self.schedule, self.world = schedule, world
-        self.left_out = False  # the step that is being taken
-        self._decided = False
+    def __init__(self) -> None:
+        self._left_out = self._decided = False  # the step that is being taken
         self._losses: list[tuple[MicroBatch, Tensor]] = []
         self._restore: Callable[[], None] = lambda: None
         self._skipped = self._in_a_row = 0
-        meter.not_finite = lambda *_: None  # every step of such a loss is left out
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, first: int) -> None:
+    def begin(self) -> None:
         """Makes the optimizer's step one that may be left out. A scheduler does so too, to count the steps."""
+        training = self.training
+        training.meter.not_finite = lambda *_: None  # every step of such a loss is left out
+        optimizer = training.optimizer
         step = optimizer.step
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in training.model.named_parameters()}
 
         def guarded(closure: Any = None, **settings: Any) -> Any:
             if closure is not None:
                 raise Refused(message("engine_cannot_skip_steps", why=message("gradients_computed_inside_the_step")))
             self._decide(optimizer, names)
-            if not self.left_out:
+            if not self._left_out:
                 return step(**settings)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # else a scheduler warns that it comes first
+            optimizer._opt_called = True  # otherwise a scheduler warns that it is called before the optimizer
             return None
 
         guarded._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else it warns that the step is another
-        optimizer.step = guarded  # type: ignore[method-assign]
+        optimizer.step = guarded
 
-    def before(self, micro_batch: MicroBatch, keep: Callable[[], Callable[[], None]]) -> None:
-        """Begins a micro-batch. keep: keeps the model's buffers, and returns what restores them."""
+    def forward(self, micro_batch: MicroBatch) -> None:
+        """Keeps the model's buffers, with which a step begins."""
         if micro_batch.micro == 0:
-            self._restore, self._decided, self.left_out = keep(), False, False
+            self._restore = keep_state(self.training.model)
+            self._decided = self._left_out = False
             self._losses = []
         self._micro_batch = micro_batch
 
-    def loss(self, loss: Tensor) -> None:
+    def loss(self, batch: Batch, loss: Tensor) -> None:
         """Takes in the loss of a micro-batch."""
         self._losses.append((self._micro_batch, loss.detach()))
 
     def stepped(self) -> None:
-        """Ends a step. Raises Refused where the engine took it without the optimizer's step."""
+        """Says whether the step was left out. Raises Refused where the engine took it without the optimizer's step."""
         if not self._decided:
             why = message("weights_updated_without_the_optimizer")
             raise Refused(message("engine_cannot_skip_steps", why=why))
-
-    def end(self) -> None:
-        """Does nothing: no weight has taken in a gradient that is not finite."""
+        self.training.left_out |= self._left_out
 
     def _decide(self, optimizer: Optimizer, names: dict[int, str]) -> None:
         if self._decided:  # Horovod's step calls the wrapped one
@@ -157,11 +142,11 @@ class SkipsNaN:
         # The greatest magnitude: a norm of finite values might overflow.
         values += [norm.double() for norm in torch._foreach_norm(gradients, math.inf)] if gradients else []
         bad = (~torch.stack(values).isfinite()).any().float()
-        if self.world.size > 1:
+        if self.training.world.size > 1:
             dist.all_reduce(bad, dist.ReduceOp.MAX)
-        self.left_out = bool(bad)
-        self._in_a_row = self._in_a_row + 1 if self.left_out else 0
-        if self.left_out:
+        self._left_out = bool(bad)
+        self._in_a_row = self._in_a_row + 1 if self._left_out else 0
+        if self._left_out:
             self._restore()
             self._say([(names.get(id(p), "a parameter"), p.grad) for p in parameters])
 
@@ -171,12 +156,13 @@ class SkipsNaN:
         if self._in_a_row == IN_A_ROW:
             raise UserError(message("all_latest_steps_skipped", count=IN_A_ROW, step=step))
         bad = next(((micro_batch, float(loss)) for micro_batch, loss in self._losses if not math.isfinite(loss)), None)
-        if self._skipped > SAID or (bad is None and self.world.rank):
+        world = self.training.world
+        if self._skipped > SAID or (bad is None and world.rank):
             return
         if bad:
-            rank, (micro_batch, loss) = self.world.rank, bad
-            rows = rows_of(self.schedule, self.world.replica, step, micro_batch.micro)
-            why = message("loss_not_finite_over_rows", loss=str(loss), rank=rank, rows=rows)
+            micro_batch, loss = bad
+            rows = rows_of(self.training.schedule, world.replica, step, micro_batch.micro)
+            why = message("loss_not_finite_over_rows", loss=str(loss), rank=world.rank, rows=rows)
         elif parameter := _first(gradients):
             why = message("gradient_of_parameter_not_finite", parameter=parameter)
         else:
@@ -185,7 +171,7 @@ class SkipsNaN:
         say(message("step_skipped_and_later_ones_not_printed" if last else "step_skipped", step=step, why=why))
 
 
-OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
+ON_NAN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
 
 
 @dataclass(frozen=True)
@@ -210,20 +196,26 @@ def _first(tensors: Iterable[tuple[str, Tensor | nn.Parameter]]) -> str | None:
     return next((name for name, tensor in tensors if not is_finite(tensor)), None)
 
 
-class ReplicaGuard:
-    """Compares the replicas every `every` steps, and at the end of the training. Every rank must call it alike."""
+class ReplicaGuard(Part):
+    """Compares the replicas every `every` steps, and at the end of the training."""
 
     def __init__(self, world: World, every: int) -> None:
         self.world, self.every = world, every
         self._checked = 0  # steps done at the latest check
 
-    def is_due(self, done: int) -> bool:
-        """Returns whether the replicas are compared after `done` steps."""
-        return self.world.size > 1 and done % self.every == 0
+    def counted(self) -> None:
+        """Compares the replicas where it is time; the comparison counts for no step."""
+        if self.world.size > 1 and self.training.count.done % self.every == 0:
+            self.check(self.training.model, self.training.count.done)
+            self.training.meter.resume()
+
+    def end(self) -> None:
+        """Compares the replicas after the last step."""
+        self.check(self.training.model, self.training.count.done)
 
     def check(self, model: nn.Module, done: int) -> None:
         """Compares the replicas with one all-reduce of two numbers, and of two for each part into which a mesh divides
-        the model.
+        the model. Every rank must call it alike.
 
         Where they differ, a rank that has drifted raises ReplicasDiffer and the others LostPeer; both name the first
         tensor.

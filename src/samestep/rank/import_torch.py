@@ -11,11 +11,12 @@ import sys
 
 from samestep.world.imports import without_collections
 
-# In no process of the user's. The words are python's own: `-m samestep.worker`, or a `-c` that imports it.
+# Not in a process of the user's. These are arguments of python: `-m samestep.worker`, or a `-c` that imports it.
 if any("samestep.worker" in word for word in sys.orig_argv[1:4]) and hasattr(signal, "SIGUSR1"):
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 with without_collections():
     import torch  # noqa: F401
 
-    gc.freeze()  # else the first collection would look through all of it; hardly anything of it becomes garbage
+    # Otherwise the first collection would look through all objects of torch, hardly any of which becomes garbage.
+    gc.freeze()

@@ -11,7 +11,7 @@ from samestep.message import Message, message
 from samestep.world.foreign_code import as_exceptions, error_line
 from samestep.world.imports import is_users_code
 
-HINTS = {  # what an error of the job's functions says -> the message that says what to write
+HINTS = {  # words of an error of the job's functions -> the message with the line to write
     r"\bBatch\b": message("criterion_is_given_the_batch"),
     r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": message("rows_are_dicts"),
     r"must be Tensor, not NoneType|^'NoneType' object has no attribute": message("rows_have_no_targets"),

@@ -17,6 +17,7 @@ from samestep.errors import UserError, printable, say
 from samestep.job import Job, StepInfo
 from samestep.message import message
 from samestep.rank.meter import Meter
+from samestep.rank.parts import Part
 from samestep.records.files import replace_text
 from samestep.world.regular_files import make_folder, open_end, open_new, read_regular
 
@@ -47,7 +48,7 @@ class _Pending:
     wait_s: float
 
 
-class Listeners:
+class Listeners(Part):
     """Collects what a StepInfo holds, without a synchronisation: listeners are called once its loss has been read.
 
     rows_of: (steps) -> the rows of the first so many steps, over all ranks.
@@ -61,22 +62,25 @@ class Listeners:
         self._began = time.perf_counter()
         self._warned: set[str] = set()
 
-    def begin(self, optimizer: Optimizer, first: int = 0) -> None:
-        """Registers the optimizer whose learning rates are reported, and starts the clock.
-
-        first: the steps done before, where the training continues.
-        """
+    def begin(self) -> None:
+        """Registers the optimizer whose learning rates are reported, and starts the clock."""
+        first = self.training.count.first
         for listener in self.listeners if first else ():
             self._call(listener.name, listener.resume, first)
         # Read after the optimizer's step: later, the scheduler has moved the rate.
-        optimizer.register_step_post_hook(lambda stepped, *_: self._read_rates(stepped))
+        self.training.optimizer.register_step_post_hook(lambda stepped, *_: self._read_rates(stepped))
         self._began = time.perf_counter()
 
     def _read_rates(self, optimizer: Optimizer) -> None:
         self._rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
 
-    def step(self, done: int, epoch: int, meter: Meter) -> None:
+    def counted(self) -> None:
         """Notes the step that has just been taken, and reports those whose losses have been read."""
+        if self.training.micro_batch:
+            self.step(self.training.count.done, self.training.micro_batch.epoch, self.training.meter)
+
+    def step(self, done: int, epoch: int, meter: Meter) -> None:
+        """Notes a step, and reports those whose losses have been read."""
         now = time.perf_counter()
         self._pending.append(_Pending(done, epoch, self._rates, now - self._began, meter.wait_s[-1]))
         self._began = now
@@ -128,7 +132,7 @@ class Listeners:
         try:
             function(*given)
         except Exception as error:
-            if name not in self._warned:  # once: it may fail at every step
+            if name not in self._warned:  # told once: the log may fail at every step
                 self._warned.add(name)
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 what = (str(error).strip().splitlines() or [""])[0]
@@ -139,19 +143,19 @@ class Listeners:
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
-class ProgressReport:
-    """Calls `progress`, where there is one, at most twice a second."""
+class ProgressReport(Part):
+    """Calls `progress` at most twice a second."""
 
     EVERY_S = 0.5
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress, self._called_at = progress, time.monotonic()
 
-    def step(self, done: int, meter: Meter) -> None:
+    def counted(self) -> None:
         """Reports how many steps are done, and a recent loss."""
-        if self._progress and time.monotonic() - self._called_at > self.EVERY_S:
+        if time.monotonic() - self._called_at > self.EVERY_S:
             self._called_at = time.monotonic()
-            self._progress(done, meter.recent_loss())
+            self._progress(self.training.count.done, self.training.meter.recent_loss())
 
 
 def listeners_of(job: Job, logs: Iterable[str], folder: Path) -> list[Listener]:
@@ -216,7 +220,7 @@ class Csv:
         ]:
             header, *lines = read_regular(path).decode().splitlines(keepends=True) or [""]
             lines = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
-            if lines:  # else the first line that is written brings a header
+            if lines:  # otherwise the first line that is written has a header
                 replace_text(path, header + "".join(lines))
                 self.files[path.name] = open_end(path, text=True, buffering=1)
 

@@ -28,7 +28,7 @@ from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.message import Message, message
 from samestep.rank.plan_trial import tried
-from samestep.rank.tensor_plan import ALIKE, GATHERED, ROWS, Plan, Trial, why_not_split
+from samestep.rank.tensor_plan import ALIKE, GATHERED, ROWS, Plan, TensorTrial, why_not_split
 
 SHAPES = (  # operations after which logits are still logits
     *("__getitem__", "clone", "contiguous", "double", "flatten", "float", "movedim", "permute", "reshape", "to"),
@@ -55,13 +55,13 @@ def output_layer(job: Job, plan: Plan, ranks: int, device: str = "cpu") -> Outpu
     Raises Refused where F.cross_entropy alone does not read its output, or the ranks do not divide the vocabulary."""
     try:
         with torch.random.fork_rng():
-            trial = tried(job, ROWS, device, partial(Trial, job, device))
+            trial = tried(job, ROWS, device, partial(TensorTrial, job, device))
             return _checked(trial, plan, ranks)
     except UserError as error:
         raise Refused(message("loss_parallel_does_not_fit", why=error.message)) from error
 
 
-def _checked(trial: Trial, plan: Plan, ranks: int) -> OutputLayer:
+def _checked(trial: TensorTrial, plan: Plan, ranks: int) -> OutputLayer:
     linear = {name: layer for name, layer in trial.layers.items() if isinstance(layer, nn.Linear)}
     weights = {id(layer.weight): name for name, layer in trial.layers.items() if isinstance(layer, nn.Embedding)}
     readers = _Readers()
@@ -153,7 +153,8 @@ _entered, _lock, _stack = [0], Lock(), ExitStack()  # how many threads of this p
 
 
 def _cross_entropy(*arguments: Any, **named: Any) -> Tensor:
-    """F.cross_entropy, of logits that ranks have in parts, too: then every rank gets the loss as a plain tensor."""
+    """Computes F.cross_entropy, also of logits that ranks have in parts: then every rank gets the loss as a plain
+    tensor."""
     logits = SIGNATURE.bind(*arguments, **named).arguments["input"]
     if not isinstance(logits, DTensor):
         return cross_entropy(*arguments, **named)

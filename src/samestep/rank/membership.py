@@ -25,7 +25,7 @@ from samestep.records.launch_request import LaunchRequest
 from samestep.world import World
 
 POLL_S = 0.02
-READ_S = 10.0  # how long the process that holds the store waits for those that still read from it
+READ_S = 10.0  # seconds that the process with the store waits for processes that still read from it
 
 
 def leave_together(
@@ -68,7 +68,7 @@ def count_reader(store: Store, key: str, readers: int, *, holds_store: bool, wai
 
 T = TypeVar("T")
 GIVEN_UP = "samestep/given up"  # a key of the store: set by a rank that fails
-ANSWER_S = 1.5  # how long the other ranks have to answer that they are alive
+ANSWER_S = 1.5  # seconds in which the other ranks answer that they are alive
 # gloo's messages, in a plain RuntimeError, when another rank has exited or no longer answers. Each must name one of
 # gloo's source files: a job's own "timeout" must not match.
 GLOO_LOST = re.compile(
@@ -88,7 +88,7 @@ def says_lost(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank writes for the others: where it runs, and what its command was asked."""
+    """The entry of a rank for the others: where it runs, and the request of its command."""
 
     rank: int
     host: str
@@ -98,7 +98,8 @@ class Member:
 
 
 def member_of(text: bytes, rank: int) -> Member:
-    """Returns what a rank has written. Raises UserError for what no rank writes: the store takes it from anybody."""
+    """Returns the entry of a rank. Raises UserError for one that no rank writes: the store takes entries from
+    anybody."""
     try:
         member = from_json(Member, json.loads(text), f"what rank {rank} says")
     except (ValueError, RecursionError):
@@ -133,7 +134,7 @@ class Membership:
             self._check_local_ranks()
             self._check_requests()
         except Refused:
-            # Rank 0's end may take the store with it.
+            # The store may end with rank 0.
             holds_store = self.world.rank == 0
             count_reader(self._store, "samestep/read", self.world.size, holds_store=holds_store, wait_s=READ_S)
             raise

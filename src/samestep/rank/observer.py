@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from samestep.data.schedule import Schedule
-from samestep.job import Batch
+from samestep.job import Batch, MicroBatch
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.digests import copied_parameters, digest_rows, digests, divided_at, state_digests
+from samestep.rank.parts import Part
 from samestep.rank.row_order import row_orders
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
@@ -68,8 +69,8 @@ class StateOf:
                     of_rows = isinstance(value, Tensor) and value.shape == parameter.shape
                     yield f"{key} of {name}", (torch.as_tensor(value), orders.get(name) if of_rows else None)
         for name, average, parameter in ema.named(self.model) if ema else ():
-            whole = sharded_like(average, parameter) if is_shard(parameter) else average
-            yield f"average of {name}", (whole, orders.get(name))
+            average_tensor = sharded_like(average, parameter) if is_shard(parameter) else average
+            yield f"average of {name}", (average_tensor, orders.get(name))
 
 
 def _sums(tensor: Tensor, order: Tensor | None = None) -> TensorRecord:
@@ -89,10 +90,10 @@ def _sums(tensor: Tensor, order: Tensor | None = None) -> TensorRecord:
     return TensorRecord(block.numel(), tensor.numel(), float(values.abs().sum()), mixed)
 
 
-LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
+LATER_EPOCHS = (2, 3, 97)  # epochs that the proof does not train; it compares the rows that they would read
 
 
-class Observer:
+class Observer(Part):
     """What the proof observes of one training on this rank. Never while measuring: digests take time."""
 
     def __init__(self, world: World) -> None:
@@ -105,12 +106,14 @@ class Observer:
         self.autocast = False
         self._depth, self._stepping = 0, set[int]()
         self._state_of: StateOf | None = None
-        self.others: dict[str, Any] = {}  # what else of the training has a state dict; None: it has no such part
         self.state: dict[str, TensorRecord] = {}
         self._buffers: dict[str, TensorRecord] = {}
 
-    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def begin(self) -> None:
         """Takes the first weights' digests, and watches the optimizer's steps."""
+        self.watch(self.training.model, self.training.optimizer)
+
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.start_digests = state_digests(model)
         self._state_of = StateOf(model, optimizer)
         # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
@@ -137,6 +140,22 @@ class Observer:
         self._stepping |= groups
         self.rates[-1] += [float(group["lr"]) for group in full]
 
+    def step_begins(self) -> None:
+        count = self.training.count
+        if count.first and count.done == count.first:
+            self.note_buffers()
+
+    def averages_begin(self) -> None:
+        if self.training.count.first and not self.state:
+            self._note_training()
+
+    def stopped(self) -> None:
+        self._note_training()
+
+    def _note_training(self) -> None:
+        stateful = {**self.training.stateful, "carried state": self.training.carried}
+        self.note_state(self.training.ema, stateful)
+
     def note_buffers(self) -> None:
         """Describes the buffers for the next note_state(), which may come late for them.
 
@@ -145,17 +164,17 @@ class Observer:
         assert self._state_of
         self._buffers = self._state_of.buffers()
 
-    def note_state(self, ema: Ema | None) -> None:
-        """Describes the weights, the optimizer's state and all others as they are now."""
+    def note_state(self, ema: Ema | None, stateful: Mapping[str, Any]) -> None:
+        """Describes the weights, the optimizer's state and all else as they are now. stateful: as Training.stateful."""
         assert self._state_of
-        self.state = self._state_of.sums(ema, self.others) | self._buffers
+        self.state = self._state_of.sums(ema, stateful) | self._buffers
         self._buffers = {}
 
-    def forward(self) -> None:
+    def forward(self, micro_batch: MicroBatch) -> None:
         """Notes whether the forward pass that begins is in autocast."""
         self.autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
 
-    def batch(self, batch: Batch) -> None:
+    def loss(self, batch: Batch, loss: Tensor) -> None:
         """Records the rows of a micro-batch."""
         micro_batch = batch.micro_batch
         rows, digests = micro_batch.indices[: micro_batch.rows].tolist(), digest_rows(batch.data, micro_batch.rows)
@@ -163,14 +182,15 @@ class Observer:
             MicroBatchRecord(micro_batch.epoch, micro_batch.step, micro_batch.micro, rows, micro_batch.weight, digests)
         )
 
-    def end(self, model: nn.Module) -> None:
+    def end(self) -> None:
         """Takes the digests of the last weights."""
+        model = self.training.model
         copied = copied_parameters(model, self.world)
         parameters = {name: tensor for tensors in copied.values() for name, tensor in tensors.items()}
         self.end_digests = dict(zip(parameters, digests(parameters)))
         if self.world.mesh:
             named = {name: parameter for name, parameter in model.named_parameters() if not parameter.is_meta}
-            self.divided = {name: at for name, p in named.items() if (at := divided_at(p, self.world))}
+            self.divided = {name: place for name, p in named.items() if (place := divided_at(p, self.world))}
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
         """Returns epoch -> this rank's rows in the epoch's first step."""

@@ -1,4 +1,4 @@
-"""The stages of a pipeline on one rank: which they are, what they send, and what of the model this rank has."""
+"""The stages of a pipeline on one rank: which they are, what they send, and which part of the model this rank has."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from samestep.job import Batch
 from samestep.message import message
 from samestep.rank.absent_modules import Outputs
 from samestep.rank.plan_trial import fresh, laid_out
+from samestep.rank.recorded_forward import tensors_of
 from samestep.rank.shards import divide_along, gather_absent
 from samestep.rank.stage_forward import (
     Absent,
@@ -31,7 +32,7 @@ from samestep.rank.stage_forward import (
     tensors_in,
     without,
 )
-from samestep.rank.stage_plan import StagePlan, tensors_of
+from samestep.rank.stage_plan import StagePlan
 from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
 
@@ -84,7 +85,7 @@ class DividedModel:
 
 @dataclass(frozen=True)
 class KnownShapes:
-    """What a training remembers of tensors without values: what absent modules return; and by the shapes of a
+    """The remembered facts about tensors without values: the results of absent modules; and by the shapes of a
     micro-batch, the shape and dtype of each tensor that is sent at each cut."""
 
     outputs: Outputs = field(default_factory=Outputs)
@@ -95,7 +96,8 @@ known_shapes = alike_on_ranks(KnownShapes)
 
 
 class StageModule(nn.Module):
-    """What torch's schedule calls for one stage: with the number of a micro-batch, and what the stage before sends.
+    """The module that torch's schedule calls for one stage, with the number of a micro-batch and the tensors that the
+    stage before sends.
 
     It returns what the next stage receives, in flat tensors of one size for all micro-batches; the last stage returns
     the micro-batch's part of the step's loss. Random numbers continue where the stage before has stopped.
@@ -146,7 +148,8 @@ class StageModule(nn.Module):
             sent = tensors_in(output.leaves, self.sends.leaves, self.sends.module)
             return self._sent([*sent.values()], generator)
         self.losses[int(number)] = loss.detach()
-        return (loss * batch.micro_batch.share).float()  # for torch, which expects float32, and reads no value
+        # A placeholder for torch, which expects float32, and reads no value.
+        return (loss * batch.micro_batch.share).float()
 
     def _sent(self, tensors: Sequence[Tensor], generator: torch.Generator) -> tuple[Tensor, ...]:
         sent = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import schedule_of
@@ -23,8 +21,9 @@ from samestep.job import Batch, Job, MicroBatch
 from samestep.job.walk import leaves_of, mapped_tensors
 from samestep.message import message
 from samestep.rank.job_errors import raised_on_rows, raising
+from samestep.rank.step import default_generator, keep_state
 
-LOOKED_AT = 16  # rows, of which those that a plan is tried on are chosen
+LOOKED_AT = 16  # rows from which those are chosen that a plan is tried on
 Result = TypeVar("Result")
 
 
@@ -53,13 +52,48 @@ def first_rows(job: Job, count: int, device: str) -> Batch:
     return Batch(to_device(raising("reading", lambda: rows[first][1], count), device), first)
 
 
-def without_derivatives(call: Callable[..., Result], *arguments: Any) -> Result:
+class Trial:
+    """A job's model and a few rows, on which plans are tried. generator: draws the device's random numbers."""
+
+    def __init__(self, job: Job, device: str, batch: Batch, *, seed: int, training: bool = True) -> None:
+        self.model, self.device = job.model().to(device).train(training), device
+        self.generator, self.restore = default_generator(device), keep_state(self.model)
+        self._job, self._batch, self._seed = job.of_phases()[0], batch, seed
+
+    def output_and_loss(self) -> tuple[Any, Tensor]:
+        """Computes what the model returns and the loss, of the same rows with the same random numbers each time. Raises
+        UserError for what the job's functions raise."""
+        batch, rows = fresh(self._batch), self._batch.micro_batch.rows
+        torch.manual_seed(self._seed)
+        with without_compiling():
+            output = raising("forward", lambda: _without_derivatives(self._job.output, self.model, batch), rows)
+            return output, raising("criterion", lambda: _without_derivatives(self._job.criterion, output, batch), rows)
+
+    def forward(self) -> tuple[Any, Tensor]:
+        """Returns what output_and_loss() does, computes no gradients, and leaves the model as it was."""
+        try:
+            with torch.random.fork_rng(), torch.no_grad():
+                return self.output_and_loss()
+        finally:
+            self.restore()
+
+
+class Apart(UserError):
+    """A rank of a divided model does not compute its part of the whole model's values. where: the layer or block in
+    which; '': not known."""
+
+    def __init__(self, where: str = "") -> None:
+        super().__init__(where)
+        self.where = where
+
+
+def _without_derivatives(call: Callable[..., Result], *arguments: Any) -> Result:
     """Returns what `call` returns for the arguments. Raises Refused where it computes a derivative itself, as of a
-    gradient penalty: plans are tried without gradients."""
+    gradient penalty, and the plan is tried without gradients."""
     try:
         return call(*arguments)
     except RuntimeError as error:
-        if "does not require grad" not in str(error):
+        if torch.is_grad_enabled() or "does not require grad" not in str(error):
             raise
         raise Refused(message("plan_is_tried_without_derivatives")) from error
 
@@ -84,7 +118,7 @@ def _unlike(job: Job, rows: Rows, count: int) -> NDArray[np.int64]:
         indices = micro_batch.indices[: min(micro_batch.rows, LOOKED_AT)]
         try:
             data = rows[_with_rows(micro_batch, indices)][1]
-        except Exception:  # which the training will raise
+        except Exception:  # an error that the training will raise
             break
         lengths |= zip(indices.tolist(), _lengths(data, len(indices)))
         if len(lengths) >= LOOKED_AT:
@@ -174,33 +208,37 @@ def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return tensor.permute(*order).contiguous().permute(*places)
 
 
-class TakenTensors(TorchFunctionMode):
-    """Calls note(operation, tensor) for each tensor that an operation takes, parameters and buffers among them."""
-
-    def note(self, operation: Any, tensor: Tensor) -> None:
-        raise NotImplementedError
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
-                self.note(func, leaf)
-        return func(*args, **(kwargs or {}))
-
-
 def without_compiling() -> AbstractContextManager[Any]:
     """Lets compiled code run as it is written. What inspects a job has not imported dynamo, which takes a second, and
     compiles nothing."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def is_close(expected: Any, given: Any, *, tolerance: float) -> bool:
-    """Returns whether two values are equal up to rounding. tolerance: a share of the largest finite magnitude."""
-    if not (isinstance(expected, Tensor) and isinstance(given, Tensor)):
-        return type(expected) is type(given)
-    if expected.shape != given.shape:
+def is_close(
+    expected: Any, divided: Any, *, tolerance: float, ulps: float = 0, rounding: float = 0, finite: bool = False
+) -> bool:
+    """Returns whether a value of a divided trial is the whole model's.
+
+    tolerance: a share of the largest finite magnitude. ulps: units in the last place of that, where these are more.
+    rounding: an absolute difference that is none. finite: whether only finite values can be compared.
+    """
+    if not (isinstance(expected, Tensor) and isinstance(divided, Tensor)):
+        return type(expected) is type(divided)
+    if expected.shape != divided.shape:
         return False
     if not expected.is_floating_point():
-        return bool((expected == given).all())
-    finite = expected.detach()[expected.isfinite()].double()
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(expected.double(), given.double(), rtol=0.0, atol=tolerance * scale, equal_nan=True)
+        return bool((expected == divided).all())
+    values = expected.detach().double()
+    magnitudes = values[values.isfinite()].abs()
+    if finite and magnitudes.numel() < values.numel():
+        return False
+    scale = float(magnitudes.max()) if magnitudes.numel() else 0.0
+    within = max(max(tolerance, ulps * torch.finfo(expected.dtype).eps) * scale, rounding)
+    return torch.allclose(values, divided.detach().double(), rtol=0.0, atol=within, equal_nan=True)
+
+
+def rounding_of(gradients: Iterable[Tensor | None], share: float) -> float:
+    """Returns `share` of the largest gradient. One that is zero but for rounding, as of a bias of attention's keys or
+    before a normalisation, has no size of its own to compare with."""
+    sizes = [float(g.detach().abs().max()) for g in gradients if g is not None and g.numel()]
+    return share * max(sizes, default=0.0)

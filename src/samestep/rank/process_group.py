@@ -94,7 +94,7 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     _open_store.clear()
     if _inode(file) == opened:
         _leave(store, members, timeout)
-    else:  # somebody has removed its folder: the ranks no longer find each other in a file
+    else:  # the folder of the file has been removed: the ranks no longer find each other
         dist.barrier()
     if file != url and world.rank == 0:
         remove_file(Path(file))  # a launcher's next command may use the same name

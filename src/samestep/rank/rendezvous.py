@@ -51,7 +51,7 @@ FIELDS = {
 }
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Host = Annotated[str, Field(max_length=255, pattern=r"^[\w.:%-]*$")]
-Machine = tuple[Host, Number, Number]  # its address, process and number in that process
+Machine = tuple[Host, Number, Number]  # the machine's address, process and number in that process
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -320,8 +320,9 @@ CONNECT_S = 10.0
 
 def main(host: str, port: int, machines: str) -> int:
     store = TCPStore(host, port, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)
-    with suppress(UserError):  # the other has joined, and reads now that this one has, too
-        JoinedMachines(store, f"{host}:{port}", machines).join(0)  # without an error the other is refused when it joins
+    with suppress(UserError):  # the other machine has joined, and reads now that this one has joined, too
+        # Without an error the other machine is refused when it joins.
+        JoinedMachines(store, f"{host}:{port}", machines).join(0)
     return 0
 
 

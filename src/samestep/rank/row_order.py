@@ -54,12 +54,12 @@ def row_orders(model: nn.Module) -> dict[str, Tensor]:
 
 def in_order_of_model(model: nn.Module, state: Mapping[str, Value]) -> dict[str, Value]:
     """Returns a state dict of whole tensors with their rows as the model has them."""
-    orders, whole = row_orders(model), dict[str, Any](state)
+    orders, ordered = row_orders(model), dict[str, Any](state)
     for name, tensor in state.items():
         order = orders.get(name.replace(CHECKPOINTED, ""))
         if order is not None and isinstance(tensor, Tensor):
-            whole[name] = tensor[order.argsort().to(tensor.device)]
-    return whole
+            ordered[name] = tensor[order.argsort().to(tensor.device)]
+    return ordered
 
 
 def pieces_of_block(order: Tensor | None, shape: Sequence[int], offset: Sequence[int]) -> Iterator[Rows]:

@@ -9,10 +9,10 @@ What comes before and after these modules (position embeddings, pooling, the los
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product
@@ -23,32 +23,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samestep.bounds import DIVIDED_ROWS_APART
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
 from samestep.job.walk import flattened, leaves_of
 from samestep.message import Message, message
-from samestep.rank.job_errors import raising
 from samestep.rank.plan_trial import (
+    Apart,
+    Trial,
     draw_weights,
-    fresh,
     is_close,
     laid_out,
     memory_order,
     tried,
     with_random_weights,
-    without_compiling,
-    without_derivatives,
     without_fast_path,
 )
-from samestep.rank.step import default_generator, keep_state
+from samestep.rank.recorded_forward import Call, RecordedForward, copies_of
 from samestep.rank.threaded_group import alike_on_ranks
 from samestep.world.foreign_code import error_line
 
 ROWS = 3  # of the batch on which modules are tried
-CLOSE = 1e-4  # relative: what is not the same is off by as much as it is large
 SEED = 12  # of the weights with which modules are tried: a layer of zeros would hide what it does
 TRIES = 64  # of dimensions along which a module's arguments may be divided
-_close = partial(is_close, tolerance=CLOSE)
+_close = partial(is_close, tolerance=DIVIDED_ROWS_APART)
 
 attention, dropout = F.scaled_dot_product_attention, F.dropout  # torch's, which stand aside in a block
 
@@ -288,72 +286,27 @@ class Attention(NamedTuple):
     options: Mapping[str, Any]
 
 
-@dataclass(eq=False)
-class Call:
-    """One call of a module in which attention is computed.
-
-    arguments, output: their leaves. rebuilt: makes arguments of leaves. random: the generator's state before it, and
-    random_after. first, last: of the trial's attentions. inner: calls of modules inside of it.
-    """
-
-    name: str
-    module: nn.Module
-    arguments: list[Any]
-    rebuilt: Callable[[Iterable[Any]], Any]
-    random: Tensor
-    first: int
-    last: int = 0
-    output: list[Any] = field(default_factory=list)
-    random_after: Tensor | None = None
-    inner: list[Call] = field(default_factory=list)
-
-
-def _copies(leaves: Sequence[Any]) -> list[Any]:
-    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-class _Apart(Exception):
-    """What a chunk gives is not what all positions give."""
-
-
-class Trial:
+class SequenceTrial(Trial):
     """A model with random weights and a few rows, whose modules are tried. attentions: in the order of their calls.
 
     Raises Refused for a model without attention.
     """
 
     def __init__(self, job: Job, device: str, batch: Batch, *, training: bool = True) -> None:
-        self._job, self._generator, self._batch = job, default_generator(device), batch
-        self.model = job.model().to(device).train(training)
-        self._restore = keep_state(self.model)
+        super().__init__(job, device, batch, seed=SEED, training=training)
         self.attentions: list[Attention] = []
-        self._calls, self._open = list[Call](), list[Call]()
+        # Copies: a module may change its arguments in place, and what comes after it its output.
+        self._record = RecordedForward(dict(self.model.named_modules()), device, copies=True)
         self._wrong: Call | None = None  # of a module that cannot be divided
         self._errors: Sequence[Exception] = ()  # that the module then raises
-        with ExitStack() as hooks:
-            hooks.enter_context(_replaced_functions())
-            for name, module in self.model.named_modules():
-                hooks.callback(module.register_forward_pre_hook(self._begin(name), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._end).remove)
-            hooks.enter_context(_calling(self))
-            self._loss = with_random_weights(self._observed, self.model, partial(draw_weights, self.model, SEED))
+        self._loss = with_random_weights(self._recorded, self.model, partial(draw_weights, self.model, SEED))
         if not self.attentions:
             raise Refused(message("model_without_attention"))
 
-    def _observed(self) -> Tensor | None:
-        for noted in (self.attentions, self._calls, self._open):
-            noted.clear()
-        rows = self._batch.micro_batch.rows
-        return raising("forward", lambda: without_derivatives(self._forward), rows)  # type: ignore[no-any-return]
-
-    def _forward(self) -> Tensor | None:
-        try:
-            with torch.random.fork_rng(), torch.no_grad(), without_compiling():
-                self._generator.manual_seed(SEED)
-                batch = fresh(self._batch)
-                return self._job.criterion(self._job.output(self.model, batch), batch)
-        finally:
-            self._restore()
+    def _recorded(self) -> Tensor | None:
+        self.attentions.clear()
+        with _replaced_functions(), _calling(self), self._record:
+            return self.forward()[1]
 
     def why(self) -> Message:
         """Returns why the modules cannot be divided."""
@@ -363,55 +316,39 @@ class Trial:
         objects = [type(leaf).__name__ for leaf in leaves if hasattr(leaf, "__dict__") and not callable(leaf)]
         if objects:
             return message("block_is_given_an_object", block=block, type=objects[0])
-        if self._errors and not isinstance(self._errors[0], _Apart | UserError):
+        if self._errors and not isinstance(self._errors[0], UserError):
             return message("block_does_not_take_a_chunk", block=block, error=error_line(self._errors[0]))
         return message("positions_meet_outside_of_attention", block=block)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         self.attentions.append(Attention(query, key, value, options))
+        self._record.note(self.attentions[-1])
         return attention(query, key, value, **options)
 
     def drop(self, tensor: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
         return dropout(tensor, p, training, inplace)
-
-    def _begin(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
-            state = self._generator.get_state()
-            # Copies: the module may change its arguments in place, and what comes after it its output.
-            leaves, rebuilt = flattened((arguments, named))
-            self._open.append(Call(name, module, _copies(leaves), rebuilt, state, len(self.attentions)))
-
-        return hook
-
-    def _end(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        call = self._open.pop()
-        call.last = len(self.attentions)
-        if call.last > call.first:
-            call.output = _copies(leaves_of(output))
-            call.random_after = self._generator.get_state()
-            (self._open[-1].inner if self._open else self._calls).append(call)
 
     def blocks(self, chunks: Chunks) -> list[Block] | None:
         """Returns the outermost modules that compute on chunks; None where a module's attention is in none."""
         for query, *_ in self.attentions:
             check_length(query.shape[-2], chunks)
         with torch.random.fork_rng(), torch.no_grad(), _replaced_functions():
-            chosen = self._divisible(self._calls, chunks)
+            chosen = self._divisible(self._record.outermost, chunks)
         if chosen is None:
             return None
         blocks = {block.name: block for _, block in chosen}
         calls = [call for call, _ in chosen]
-        if sum(call.last - call.first for call in calls) < len(self.attentions) or any(
+        if sum(len(call.noted) for call in calls) < len(self.attentions) or any(
             blocks[block.name] != block for _, block in chosen
         ):
             return None
         outputs = [(leaf, dim) for call, block in chosen for leaf, dim in zip(call.output, block.outputs)]
         joined = [leaf for leaf, dim in outputs if dim is not None]
         for rank in range(chunks.ranks):
-            with on_chunks(self.model, [*blocks.values()], _Played(self, calls, chunks, rank, joined)):
+            with on_chunks(self.model, [*blocks.values()], _PlayedAttention(calls, chunks, rank, joined)):
                 try:
-                    loss = self._forward()
-                except _Apart:
+                    loss = self.forward()[1]
+                except Apart:
                     return None
             if not _close(self._loss, loss):
                 return None
@@ -419,9 +356,9 @@ class Trial:
 
     def _divisible(self, calls: Sequence[Call], chunks: Chunks) -> list[tuple[Call, Block]] | None:
         divided = []
-        for call in calls:
+        for call in _attending(calls):
             block = self._as_block(call, chunks)
-            chosen = [(call, block)] if block else self._divisible(call.inner, chunks) if call.inner else None
+            chosen = [(call, block)] if block else self._divisible(call.inner, chunks)
             if not chosen:
                 self._wrong = self._wrong or call
                 return None
@@ -430,7 +367,7 @@ class Trial:
 
     def _as_block(self, call: Call, chunks: Chunks) -> Block | None:
         """Tries along which dimensions the arguments of a module may be divided. Returns it as a block, or None."""
-        length, errors = self.attentions[call.first].query.shape[-2], list[Exception]()
+        length, errors = call.noted[0].query.shape[-2], list[Exception]()
         options: list[list[int | None]] = []
         for leaf in call.arguments:
             dims = [dim for dim, size in enumerate(leaf.shape) if size == length] if isinstance(leaf, Tensor) else []
@@ -446,7 +383,7 @@ class Trial:
             if any(dim is not None for dim in inputs) and outputs[0] and all(dims == outputs[0] for dims in outputs):
                 tensors = tuple(isinstance(leaf, Tensor) for leaf in call.arguments)
                 return Block(call.name, tuple(inputs), outputs[0], tensors)
-        if self._wrong is None and not call.inner:
+        if self._wrong is None and not _attending(call.inner):
             self._errors = errors
         return None
 
@@ -455,24 +392,24 @@ class Trial:
     ) -> tuple[int | None, ...] | None:
         """Calls a module with one rank's chunk. Returns the dimension of the positions in each leaf of its output; None
         where the output is another one. Raises what the module does."""
-        own = _copies(call.arguments)
+        own_leaves = copies_of(call.arguments)
         divided = [
             leaf if dim is None else laid_out(chunks.take(leaf, dim, rank), memory_order(leaf))
-            for leaf, dim in zip(own, inputs)
+            for leaf, dim in zip(own_leaves, inputs)
         ]
         first = next(((leaf, dim) for leaf, dim in zip(divided, inputs) if dim is not None), None)
         if first is None:
             return None
-        played = _Played(self, [call], chunks, rank)
+        played = _PlayedAttention([call], chunks, rank)
         arguments, named = call.rebuilt(divided)
-        self._generator.set_state(call.random)
+        self.generator.set_state(call.random)
         try:
-            with _calling(_InBlock(played, first[1], first[0].dim(), first[0].shape[first[1]])):
+            with call.autocast(), _calling(_InBlock(played, first[1], first[0].dim(), first[0].shape[first[1]])):
                 output = leaves_of(call.module(*arguments, **named))
         finally:
-            self._restore()
+            self.restore()
         assert call.random_after is not None
-        if not torch.equal(self._generator.get_state(), call.random_after) or played.attended != call.last - call.first:
+        if not torch.equal(self.generator.get_state(), call.random_after) or played.attended != len(call.noted):
             return None
         dims, expected = list[int | None](), call.output
         if len(expected) != len(output):
@@ -487,39 +424,63 @@ class Trial:
         return tuple(dims) if any(dim is not None for dim in dims) else None
 
 
-class _Played(SequenceRank):
-    """One rank, whose attention is given the keys of all positions that the trial has recorded in the calls of blocks.
-    joined: what they returned, of all positions."""
+def _attending(calls: Sequence[Call]) -> list[Call]:
+    """Returns the calls in which attention is computed."""
+    return [call for call in calls if call.noted]
+
+
+class Played(SequenceRank):
+    """One rank in a trial, to which blocks give all positions where it returns its own.
+
+    joined: what the blocks return, in the order of their calls. expected: what they must return, of all positions;
+    None: these are all positions. tolerance: as of is_close().
+    """
 
     def __init__(
-        self, trial: Trial, calls: Sequence[Call], chunks: Chunks, rank: int, joined: Sequence[Tensor] = ()
+        self, chunks: Chunks, rank: int = 0, expected: Sequence[Tensor] | None = None, *, tolerance: float
     ) -> None:
-        self.chunks, self.rank, self.attended = chunks, rank, 0
-        self._attentions = [called for call in calls for called in trial.attentions[call.first : call.last]]
-        self._joined = iter(joined)
+        self.chunks, self.rank, self.joined = chunks, rank, list[Tensor]()
+        self._expected, self._tolerance = expected, tolerance
+
+    def is_part(self, full_tensor: Tensor, dim: int, part: Tensor) -> bool:
+        """Returns whether a tensor is the rank's positions of the whole one."""
+        return is_close(self.chunks.take(full_tensor, dim, self.rank), part, tolerance=self._tolerance)
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
         return self.chunks.take(tensor, dim, self.rank)
 
     def join(self, tensor: Tensor, dim: int) -> Tensor:
-        """Returns the tensor of all positions, of which the given one is a chunk. Raises _Apart where it is not."""
-        recorded = next(self._joined, None)
-        if recorded is None or not _close(self.chunks.take(recorded, dim, self.rank), tensor):
-            raise _Apart
-        return recorded
+        """Returns the tensor of all positions, of which the given one is a chunk. Raises Apart where it is not."""
+        number = len(self.joined)
+        self.joined.append(tensor)
+        # Clones: what comes next may change them in place.
+        if self._expected is None:
+            return tensor.clone()
+        if number >= len(self._expected) or not self.is_part(self._expected[number], dim, tensor):
+            raise Apart
+        return self._expected[number].clone()
+
+
+class _PlayedAttention(Played):
+    """One rank, whose attention is given the keys of all positions that the trial has recorded in the calls of blocks.
+    expected: what they returned, of all positions."""
+
+    def __init__(self, calls: Sequence[Call], chunks: Chunks, rank: int, expected: Sequence[Tensor] = ()) -> None:
+        super().__init__(chunks, rank, expected, tolerance=DIVIDED_ROWS_APART)
+        self.attended, self._attentions = 0, [called for call in calls for called in call.noted]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         if self.attended == len(self._attentions):
-            raise _Apart
+            raise Apart
         recorded = self._attentions[self.attended]
         self.attended += 1
         for tensor, chunk in zip(recorded[:3], (query, key, value)):
-            if not _close(self.chunks.take(tensor, -2, self.rank), chunk):
-                raise _Apart
+            if not self.is_part(tensor, -2, chunk):
+                raise Apart
         length, mask, of_all = recorded.query.shape[-2], options["attn_mask"], recorded.options["attn_mask"]
         if mask is not None and mask.shape[-1] == query.shape[-2] != length:  # of this rank's keys, as padding is
-            if of_all is None or not _close(self.chunks.take(of_all, -1, self.rank), mask):
-                raise _Apart
+            if of_all is None or not self.is_part(of_all, -1, mask):
+                raise Apart
             mask = of_all
         if options["is_causal"]:
             places = torch.arange(length, device=query.device)
@@ -563,7 +524,7 @@ def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> Sequen
     if ranks == 1:
         return SequencePlan([], Chunks(1), 0)
     with torch.random.fork_rng():
-        trial = tried(job, ROWS, device, partial(Trial, job, device))
+        trial = tried(job, ROWS, device, partial(SequenceTrial, job, device))
     lengths = [called.query.shape[-2] for called in trial.attentions]
     causal = all(called.options["is_causal"] for called in trial.attentions)
     balanced = how == "ring" and causal and not any(length % (2 * ranks) for length in lengths)
@@ -572,7 +533,7 @@ def sequence_plan(job: Job, ranks: int, how: str, device: str = "cpu") -> Sequen
     blocks = trial.blocks(chunks)
     if blocks is None:
         with torch.random.fork_rng(), without_fast_path():
-            without_random = tried(job, ROWS, device, partial(Trial, job, device, training=False))
+            without_random = tried(job, ROWS, device, partial(SequenceTrial, job, device, training=False))
             is_random = without_random.blocks(chunks) is not None
         if is_random:
             block = trial.why().fields["block"]

@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from samestep.bounds import DIVIDED_APART
 from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.job.walk import leaves_of
 from samestep.message import message
-from samestep.rank.plan_trial import is_close, tried
+from samestep.rank.plan_trial import Apart, is_close, tried
 from samestep.rank.sequence_blocks import (
     Block,
     Chunks,
+    Played,
     SequencePlan,
     SequenceRank,
     attention,
@@ -34,10 +36,10 @@ from samestep.rank.sequence_blocks import (
     sequence_plan,
 )
 from samestep.rank.shards import block_of, is_shard
-from samestep.rank.tensor_plan import CLOSE, OUTPUTS, ROWS, ROWWISE, Plan, Trial, narrowed
+from samestep.rank.tensor_plan import OUTPUTS, ROWS, ROWWISE, Plan, TensorTrial, narrowed
 from samestep.rank.threaded_group import alike_on_ranks
 
-_close = partial(is_close, tolerance=CLOSE)
+_close = partial(is_close, tolerance=DIVIDED_APART)
 
 
 @alike_on_ranks
@@ -47,7 +49,7 @@ def sequence_parallel_plan(job: Job, plan: Plan, ranks: int, device: str = "cpu"
     try:
         blocks = sequence_plan(job, ranks, "gather", device)
         with torch.random.fork_rng():
-            trial = tried(job, ROWS, device, partial(Trial, job, device))
+            trial = tried(job, ROWS, device, partial(TensorTrial, job, device))
         if wrong := _wrong_block(trial, plan, blocks):
             raise Refused(message("split_layers_do_not_fit_in_block", block=wrong))
         if tied := _tied_outside(trial.model, blocks.blocks):
@@ -81,59 +83,39 @@ def _tied_outside(model: nn.Module, blocks: Sequence[Block]) -> str | None:
     return None
 
 
-class _Apart(Exception):
-    """What a rank computes on its chunk is not that chunk of what one process computes."""
+class _Gathered(SequenceRank):
+    """A rank whose attention is of all positions: it stands between split layers, which gather them."""
 
-    def __init__(self, block: str) -> None:
-        self.block = block
-
-
-class _Played(SequenceRank):
-    """One rank in the trial, or with one chunk all of them, of which it notes what blocks return. joined: the tensors
-    of all positions that blocks return, in the order of their calls."""
-
-    def __init__(self, chunks: Chunks, rank: int = 0, joined: Sequence[Tensor] | None = None) -> None:
-        self.chunks, self.rank = chunks, rank
-        self.joined: list[Tensor] = []
-        self._expected, self._length = joined, 0
-
-    def split(self, tensor: Tensor, dim: int) -> Tensor:
-        self._length = tensor.shape[dim]
-        return self.chunks.take(tensor, dim, self.rank)
-
-    def join(self, tensor: Tensor, dim: int) -> Tensor:
-        self.joined.append(tensor)
-        if self._expected is None:
-            return tensor.clone()  # what comes next may change it in place
-        expected = self._expected[len(self.joined) - 1]
-        if not _close(self.chunks.take(expected, dim, self.rank), tensor):
-            raise _Apart("")
-        return expected.clone()
+    length = 0  # of the sequence
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        check_attention(query, self._length)
+        """Raises Refused for attention that is given a rank's positions alone: it is outside of split layers."""
+        if query.shape[-2] != self.length:
+            raise Refused(message("attention_outside_of_split_layers"))
         return attention(query, key, value, **options)
 
 
-def check_attention(query: Tensor, length: int) -> None:
-    """Raises Refused for attention that is given a rank's positions alone: it is outside of split layers."""
-    if query.shape[-2] != length:
-        raise Refused(message("attention_outside_of_split_layers"))
+class _PlayedBlocks(_Gathered, Played):
+    """One rank in the trial, or with one chunk all of them."""
+
+    def split(self, tensor: Tensor, dim: int) -> Tensor:
+        self.length = tensor.shape[dim]
+        return super().split(tensor, dim)
 
 
-def _wrong_block(trial: Trial, plan: Plan, sequence: SequencePlan) -> str | None:
+def _wrong_block(trial: TensorTrial, plan: Plan, sequence: SequencePlan) -> str | None:
     """Computes the forward pass of each rank in turn. Returns the name of a layer or block where the ranks' chunks are
     not those of the whole; None: all is right."""
     dims = dim_of_layers(plan, sequence.blocks)
     columns = [name for name in dims if plan[name] in OUTPUTS]
     rows = [name for name in dims if plan[name] == ROWWISE and name in trial.linear]
-    everything, inputs = _Played(Chunks(1)), dict[str, list[Tensor]]()
+    everything, inputs = _PlayedBlocks(Chunks(1), tolerance=DIVIDED_APART), dict[str, list[Tensor]]()
     with ExitStack() as hooks:
         for name in columns:
             hooks.callback(_before(trial.layers[name], partial(_noted, inputs, name)))
         whole_outputs = hooks.enter_context(trial.outputs_of(rows))
         hooks.enter_context(on_chunks(trial.model, sequence.blocks, everything))
-        whole = leaves_of(trial.forward())
+        expected = leaves_of(trial.forward())
     sums = dict[str, list[Tensor]]()
     for rank in range(sequence.chunks.ranks):
         counts = dict.fromkeys((*columns, *rows), 0)
@@ -142,14 +124,14 @@ def _wrong_block(trial: Trial, plan: Plan, sequence: SequencePlan) -> str | None
             counts[name] += 1
             of_all = inputs[name][counts[name] - 1]
             if not _close(sequence.chunks.take(of_all, dims[name], rank), given):
-                raise _Apart(name)
+                raise Apart(name)
             return of_all
 
-        def kept(name: str, output: Tensor, rank: int = rank, counts: dict[str, int] = counts) -> Tensor:
+        def keep_chunk(name: str, output: Tensor, rank: int = rank, counts: dict[str, int] = counts) -> Tensor:
             counts[name] += 1
             of_all = whole_outputs[name][counts[name] - 1]
             if output.shape != of_all.shape:
-                raise _Apart(name)
+                raise Apart(name)
             sums.setdefault(name, [torch.zeros_like(of_all) for of_all in whole_outputs[name]])
             sums[name][counts[name] - 1] += output
             return sequence.chunks.take(of_all, dims[name], rank)
@@ -160,19 +142,19 @@ def _wrong_block(trial: Trial, plan: Plan, sequence: SequencePlan) -> str | None
             for name in columns:
                 parts.callback(_before(trial.layers[name], partial(gathered, name)))
             for name in rows:
-                hook = partial(lambda name, kept, layer, inputs, output: kept(name, output), name, kept)
+                hook = partial(lambda name, keep, layer, inputs, output: keep(name, output), name, keep_chunk)
                 parts.callback(trial.layers[name].register_forward_hook(hook).remove)
-            played = _Played(sequence.chunks, rank, everything.joined)
+            played = _PlayedBlocks(sequence.chunks, rank, everything.joined, tolerance=DIVIDED_APART)
             parts.enter_context(on_chunks(trial.model, sequence.blocks, played))
             try:
                 output = leaves_of(trial.forward())
-            except _Apart as error:
-                return error.block or sequence.blocks[0].name
+            except Apart as error:
+                return error.where or sequence.blocks[0].name
             except Refused:
                 raise
             except UserError:  # a shape that does not fit, wherever it shows
                 return sequence.blocks[0].name
-        if not all(map(_close, whole, output)):
+        if not all(map(_close, expected, output)):
             return sequence.blocks[-1].name
     return next((name for name in sums if not all(map(_close, whole_outputs[name], sums[name]))), None)
 
@@ -187,7 +169,7 @@ def _before(layer: nn.Module, change: Callable[[Tensor], Tensor]) -> Callable[[]
     return layer.register_forward_pre_hook(lambda layer, inputs: (change(inputs[0]), *inputs[1:])).remove
 
 
-class SequenceShards(SequenceRank):
+class SequenceShards(_Gathered):
     """This rank's chunk of the positions in the blocks of a model whose layers are split.
 
     mesh: of the ranks of a replica. The gradients of what blocks have whole are of the rank's positions alone:
@@ -195,7 +177,7 @@ class SequenceShards(SequenceRank):
     """
 
     def __init__(self, model: nn.Module, plan: SequencePlan, mesh: DeviceMesh) -> None:
-        self.chunks, self.rank, self._mesh, self._length = plan.chunks, mesh.get_local_rank(), mesh, 0
+        self.chunks, self.rank, self._mesh = plan.chunks, mesh.get_local_rank(), mesh
         self._model, self._blocks = model, plan.blocks
         names = [name for name, p in model.named_parameters() if not is_shard(p)]
         self._whole = [name for name in names if any(_is_inside(name, block) for block in plan.blocks)]
@@ -214,7 +196,7 @@ class SequenceShards(SequenceRank):
                 dist.all_reduce(block_of(gradient), group=self._mesh.get_group())
 
     def split(self, tensor: Tensor, dim: int) -> Tensor:
-        self._length = tensor.shape[dim]
+        self.length = tensor.shape[dim]
         return self._placed(tensor, Replicate()).redistribute(placements=[Shard(dim)]).to_local()
 
     def join(self, tensor: Tensor, dim: int) -> Tensor:
@@ -231,10 +213,6 @@ class SequenceShards(SequenceRank):
         if not (isinstance(leaf, Tensor) and leaf.requires_grad):
             return leaf
         return leaf.detach() + (leaf - leaf.detach()) / self.chunks.ranks
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        check_attention(query, self._length)
-        return attention(query, key, value, **options)
 
     def _placed(self, tensor: Tensor, placement: Shard | Replicate) -> DTensor:
         return DTensor.from_local(tensor, self._mesh, [placement], run_check=False)

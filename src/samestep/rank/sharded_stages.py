@@ -34,11 +34,11 @@ def shard_stages(divided: DividedModel, stages: Iterable[StageModule], mesh: Dev
             inside = list(_modules_of(divided.model, shardable))
         reached = {id(parameter) for inner in inside for parameter in inner.parameters()}
         if inside:
-            # Not as the model's own child: torch looks into all modules of a stage for parameters.
-            whole = [p for p in used[module.stage] if id(p) not in reached]
-            module.parameters_of_stage = nn.ParameterList(whole)
+            # Not a child of the model: torch looks into all modules of a stage for parameters.
+            stage_parameters = [p for p in used[module.stage] if id(p) not in reached]
+            module.parameters_of_stage = nn.ParameterList(stage_parameters)
             module.sharded = nn.ModuleList(inside)
-            fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params={*whole})
+            fully_shard(module, mesh=mesh, reshard_after_forward=False, ignored_params={*stage_parameters})
             module.before_reduction = partial(_fill_missing_gradients, module, mesh)
             for parameter in reached:
                 _tie(places[parameter], inside)

@@ -21,8 +21,8 @@ from samestep.rank.row_order import in_order_of_model
 from samestep.world.foreign_code import error_line
 from samestep.world.imports import is_users_code
 
-BUCKET_BYTES = 250 << 20  # of one broadcast at most, as DDP's of a model
-BLOCKS_BYTES = 4 << 20  # of all ranks' blocks, which each rank holds: 64 threads hold 64 times as much
+BUCKET_BYTES = 250 << 20  # the most bytes of one broadcast, as in DDP's of a model
+BLOCKS_BYTES = 4 << 20  # the most bytes of all ranks' blocks, which each rank holds: 64 threads hold 64 times as much
 NOT_ON_SHARDS = {  # class of optimizer -> why it cannot take DTensors
     "Adafactor": message("optimizer_fails_on_shards"),
     "Muon": message("optimizer_needs_whole_matrices"),
@@ -132,12 +132,12 @@ def gather_absent(model: nn.Module, owners: Mapping[str, int], *, group: dist.Pr
             if isinstance(tensor, Tensor) and name in owners:
                 if tensor.is_meta:
                     # Not empty_like(), which torch computes in Python for a tensor on `meta`.
-                    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    full_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                 else:  # a shard is gathered by the ranks that have the others
                     held: Any = tensor
-                    whole = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
-                state[name] = whole
-                sent.setdefault(owners[name], []).append(whole)
+                    full_tensor = (held.full_tensor() if is_shard(held) else held).detach().contiguous()
+                state[name] = full_tensor
+                sent.setdefault(owners[name], []).append(full_tensor)
         block_bytes = max((sum(tensor.nbytes for tensor in tensors) for tensors in sent.values()), default=0)
         if 0 < block_bytes * group.size() <= BLOCKS_BYTES:
             _gather_blocks(sent, block_bytes, group=group, device=device)

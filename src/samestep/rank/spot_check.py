@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from samestep.errors import SamestepError, say
@@ -30,9 +28,9 @@ from samestep.message import Message, as_said, message
 from samestep.rank.checkpoint_files import pack, write_part
 from samestep.rank.checkpoint_state import TrainingState, named_parameters
 from samestep.rank.digests import digest_rows
+from samestep.rank.parts import Part
 from samestep.rank.shards import block_of, is_shard, place_of
-from samestep.rank.step import OF_MODULES, CarriedState
-from samestep.rank.weights import Ema
+from samestep.rank.step import OF_MODULES
 from samestep.records.files import write
 from samestep.records.launch_files import OF_SPOT_CHECKS
 from samestep.records.record import attempt
@@ -100,7 +98,7 @@ class ReplayProcess:
             say(message("spot_checks_have_ended", code=self._process.poll()))
 
 
-class SpotChecks:
+class SpotChecks(Part):
     """The steps of one training that are looked at: the first that is taken here, each `every`th, and the last.
 
     steps: of the whole training. folder: for what the ranks write. replays: the process on rank 0; None elsewhere.
@@ -113,39 +111,29 @@ class SpotChecks:
         self._announced: deque[int] = deque()
         self._thread: threading.Thread | None = None
         self._failed = False
-        self._recording = False  # between before() and after()
+        self._recording = False  # between forward() and counted()
         self._hooks: list[RemovableHandle] = []
 
-    def begin(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: GradScaler | None,
-        carried: CarriedState | None,
-        *,
-        anew: bool,
-    ) -> None:
-        """Registers the model and its optimizer, as Run.register does. anew: whether this is the training's begin."""
-        if anew and self.replays:
+    def begin(self) -> None:
+        """Takes in the model. What was found of an earlier one, which this one does not continue, is forgotten."""
+        training = self.training
+        if self.replays and not training.count.first:
             self.replays.forget_checks()
-        self._model, self._scaler = model, scaler
-        self._state = TrainingState(self.world, model, optimizer, {}, carried)
+        self._model, self._scaler = training.model, training.scaler
+        self._state = TrainingState(self.world, training.model, training.optimizer, {}, training.carried)
 
     def _is_due(self, step: int) -> bool:
         if self._first is None:
             self._first = step
         return not self._failed and (step in (self._first, self.steps - 1) or (step + 1) % self.every == 0)
 
-    def before(self, micro_batch: MicroBatch, ema: Ema | None, skipped: int) -> None:
-        """Copies the state that a step begins with, if the step is to be looked at. skipped: steps, so far.
-
-        Call it in the step's first forward pass, when its phase is active.
-        """
+    def forward(self, micro_batch: MicroBatch) -> None:
+        """Copies the state that a step begins with, if the step is to be looked at."""
         if micro_batch.micro or not self._is_due(micro_batch.step):
             return
         started = time.perf_counter()
         self.finish_writing()
-        tree = self._state.tree(ema)
+        tree = self._state.tree(self.training.ema)
         rank = tree["ranks"].setdefault(str(self.world.rank), {})
         rank["attributes"] = attributes_of(self._model)
         if self.world.rank:
@@ -155,7 +143,7 @@ class SpotChecks:
         except SamestepError as error:
             self._end(error.message)
             return
-        self._recording, self._skipped = True, skipped
+        self._recording, self._skipped = True, self.training.count.skipped
         self._step = micro_batch.step
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         self._seen: dict[str, Any] = {"indices": [], "digests": [], "losses": [], "autocast": None, "scale": scale}
@@ -205,8 +193,8 @@ class SpotChecks:
         if torch.is_autocast_enabled(kind):
             self._seen["autocast"] = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
 
-    def after(self, skipped: bool, ema: Ema | None) -> None:
-        """Copies what the step has made, and begins to write it. skipped: the weights were not updated."""
+    def counted(self) -> None:
+        """Copies what the step has made, and begins to write it."""
         if not self._recording:
             return
         started = time.perf_counter()
@@ -214,7 +202,7 @@ class SpotChecks:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        tree = self._state.tree(ema)
+        tree = self._state.tree(self.training.ema)
         del tree["model"]
         rank = tree["ranks"].setdefault(str(self.world.rank), {})
         rank["weights"] = {
@@ -222,7 +210,7 @@ class SpotChecks:
         }
         rank |= self._seen | {
             "gradients": self._gradients,
-            "skipped": skipped,
+            "skipped": self.training.left_out,
             "skipped_before": self._skipped,
             "threads": torch.get_num_threads(),
         }

@@ -9,8 +9,7 @@ parameters, must give the loss and the gradients of the whole model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from samestep.bounds import DIVIDED_GRADIENT, DIVIDED_ROWS_APART
 from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
@@ -30,9 +30,9 @@ from samestep.message import Message, message
 from samestep.rank.absent_modules import Outputs
 from samestep.rank.copied_modules import Unchanged, copied_module
 from samestep.rank.job_errors import raising
-from samestep.rank.plan_trial import TakenTensors, fresh, memory_order, tried
+from samestep.rank.plan_trial import Trial, fresh, is_close, memory_order, rounding_of, tried
+from samestep.rank.recorded_forward import Call, RecordedForward, tensors_of
 from samestep.rank.stage_forward import Absent, StageForward, StageOutput, absent_tensors, sizes_at, without
-from samestep.rank.step import default_generator
 from samestep.rank.threaded_group import alike_on_ranks
 from samestep.world.foreign_code import error_line
 
@@ -49,9 +49,9 @@ SCHEDULES = {
     "DualPipeV": "v",
 }
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
-CLOSE = 1e-4  # relative: what a stage lacks is off by as much as it is large
-ROUNDING = 1e-6  # of the largest gradient
 SEED, OTHER_SEEDS = 11, (12, 13, 14)
+# A loss or a gradient that is not finite shows nothing of the stages.
+_close = partial(is_close, tolerance=DIVIDED_ROWS_APART, finite=True)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
     """Returns where `stages` stages of the job's model begin. Raises Refused, or UserError for a mistake in
     Job.parallel, where the model cannot be divided so."""
     with torch.random.fork_rng():
-        trial = tried(job, ROWS, device, partial(Trial, job, device))
+        trial = tried(job, ROWS, device, partial(StageTrial, job, device))
         for name, module in trial.model.named_modules():
             if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
                 raise Refused(message("compiled_model_is_not_cut", module=name or type(module).__name__))
@@ -145,7 +145,7 @@ def stage_plan(job: Job, stages: int, device: str = "cpu") -> StagePlan:
         return trial.plan(begins)
 
 
-def _begins(job: Job, trial: Trial, stages: int) -> list[str]:
+def _begins(job: Job, trial: StageTrial, stages: int) -> list[str]:
     given = [name for name, style in (job.parallel or {}).items() if style == STAGE]
     if given:
         return _given(given, trial, stages)
@@ -160,7 +160,7 @@ def _begins(job: Job, trial: Trial, stages: int) -> list[str]:
 def balanced(costs: Sequence[int], stages: int) -> list[int]:
     """Returns with which of the consecutive parts that have these costs each stage begins, but for the first: the sum
     of the squares of the stages' costs is the least. Equal ones are divided evenly."""
-    # Of stages that have nothing to compute the parts count.
+    # Where stages have nothing to compute, the parts are counted instead.
     before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, dtype=np.float64) + sum(costs) * 1e-6 + 1e-3)])
     least = before**2  # of one stage, that has the parts before each
     chosen = []
@@ -177,7 +177,7 @@ def balanced(costs: Sequence[int], stages: int) -> list[int]:
     return begins
 
 
-def _given(patterns: Sequence[str], trial: Trial, stages: int) -> list[str]:
+def _given(patterns: Sequence[str], trial: StageTrial, stages: int) -> list[str]:
     names = [name for name, _ in trial.model.named_modules() if name]
     begins = []
     for pattern in patterns:
@@ -194,37 +194,30 @@ def _given(patterns: Sequence[str], trial: Trial, stages: int) -> list[str]:
     return called
 
 
-class Trial:
+class StageTrial(Trial):
     """A model and a few rows, on which plans are tried. called: the names of its modules, in the order of the forward
     pass."""
 
     def __init__(self, job: Job, device: str, batch: Batch) -> None:
-        self.model, self.device = job.model().to(device).train(), device
-        self._batch, self._changes_rows = batch, False
-        self._job = job.of_phases()[0]
-        self._whole = self._copy()
+        super().__init__(job, device, batch, seed=SEED)
+        self._changes_rows, self._whole = False, self._copy()
         self._names = {id(tensor): name for name, tensor in tensors_of(self._whole)}
-        self.called: list[str] = []
         self._operations_before: dict[str, int] = {}  # a module -> the operations before its first call
-        self._events: list[tuple[str, str]] = []  # ("call", a module) and ("use", a parameter or buffer), in order
-        generator = default_generator(device).manual_seed(SEED)
-        with ExitStack() as stack:
-            for name, module in self._whole.named_modules():
-                stack.callback(module.register_forward_pre_hook(self._note(name), prepend=True).remove)
-            stack.enter_context(_Uses(self))
-            self._counter = stack.enter_context(FlopCounterMode(display=False))
+        generator = self.generator.manual_seed(SEED)
+        self._counter = FlopCounterMode(display=False)
+        self._modules = dict(self._whole.named_modules())
+        record = RecordedForward(self._modules, device, began=self._count)
+        with record, self._counter:
             self.loss: Tensor = raising("forward", lambda: self._loss(self._whole), batch.micro_batch.rows)
+        self.called = [call.name for call in record.calls]
+        # ("call", a module) and ("use", a parameter or buffer), in order; the calls have the values of the forward pass
+        self._events = [("call", e.name) if isinstance(e, Call) else ("use", e.tensor) for e in record.events]
         self._draws = not torch.equal(generator.get_state(), generator.manual_seed(SEED).get_state())
         self.loss.backward()
         self._calls = [Counter(self.called), *(self._called_with(seed) for seed in OTHER_SEEDS if self._draws)]
 
-    def _note(self, name: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, inputs: Any) -> None:
-            self.called.append(name)
-            self._events.append(("call", name))
-            self._operations_before.setdefault(name, self._counter.get_total_flops())
-
-        return hook
+    def _count(self, call: Call) -> None:
+        self._operations_before.setdefault(call.name, self._counter.get_total_flops())
 
     def _copy(self, held: Collection[str] | None = None) -> nn.Module:
         """Returns another model like the trial's. One that cannot be copied, as with torch's old weight_norm, is built
@@ -242,20 +235,19 @@ class Trial:
 
     def _called_with(self, seed: int) -> Counter[str]:
         """Returns how often each module is called with other random numbers: layerdrop leaves some out."""
-        calls: Counter[str] = Counter()
-        default_generator(self.device).manual_seed(seed)
-        with ExitStack() as hooks:
-            for name, module in self._whole.named_modules():
-                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])).remove)
-            with torch.no_grad():
-                self._loss(self._whole)
-        return calls
+        self.generator.manual_seed(seed)
+        with RecordedForward(self._modules, self.device) as record, torch.no_grad():
+            self._loss(self._whole)
+        return Counter(call.name for call in record.calls)
 
     @property
     def varying(self) -> set[str]:
         """The names of the modules that a forward pass calls or does not, by random numbers."""
         return {
-            name for calls in self._calls for name in calls if any(calls[name] != other[name] for other in self._calls)
+            name
+            for calls in self._calls
+            for name in calls
+            if any(calls[name] != other_calls[name] for other_calls in self._calls)
         }
 
     def operations(self, blocks: Sequence[str]) -> list[int]:
@@ -267,11 +259,6 @@ class Trial:
     def calls_of(self, name: str) -> int:
         """Returns how often a forward pass calls a module; where that is random, another number than 1."""
         return next((calls[name] for calls in self._calls if calls[name] != 1), 1)
-
-    def note_use(self, tensor: Tensor) -> None:
-        """Notes that an operation takes a tensor, if it is a parameter or a buffer of the model."""
-        if name := self._names.get(id(tensor)):
-            self._events.append(("use", name))
 
     def _loss(self, model: nn.Module) -> Tensor:
         batch = fresh(self._batch)
@@ -324,7 +311,7 @@ class Trial:
         return {name: tuple(sorted(uses.get(name) or stages[name])) for name in self._names.values()}
 
     def _cuts(self, begins: Sequence[str], holders: Mapping[str, tuple[int, ...]]) -> tuple[Cut, ...]:
-        generator = default_generator(self.device)
+        generator = self.generator
         cuts, models, joints = list[Cut](), _StageModels(self._copy), list[tuple[Any, dict[int, Tensor]]]()
         sent: Sequence[Any] = ()
         loss: Tensor | None = None
@@ -374,21 +361,19 @@ class Trial:
             with_grad = [n for n, tensor in received.items() if tensor.grad is not None and sent[n].requires_grad]
             if with_grad:
                 torch.autograd.backward([sent[n] for n in with_grad], [received[n].grad for n in with_grad])
-        whole = dict(self._whole.named_parameters())
-        sizes = [float(p.grad.double().abs().max()) for p in whole.values() if p.grad is not None and p.numel()]
-        # A gradient that is zero but for rounding, as of a bias of attention's keys, has no size to compare with.
-        rounding = ROUNDING * max(sizes, default=0.0)
+        parameters = dict(self._whole.named_parameters())
+        rounding = rounding_of((parameter.grad for parameter in parameters.values()), DIVIDED_GRADIENT)
         of_stages = [dict(model.named_parameters()) for model in models]
-        for name, parameter in whole.items():
+        for name, parameter in parameters.items():
             gradients = [gradient for stage in of_stages if (gradient := stage[name].grad) is not None]
             total = torch.stack(gradients).sum(0) if gradients else None
-            if (total is None) != (parameter.grad is None) or not _close(parameter.grad, total, rounding):
+            if not _close(parameter.grad, total, rounding=rounding):
                 raise Refused(message("stages_do_not_add_up", begins=[*begins], parameter=name, what=None))
 
 
 class _StageModels:
     """The models in which the stages of a trial run. They are one, until a pass leaves something in it, which is not
-    there on another rank: then each of the stages after it has its own. copy: as of Trial._copy()."""
+    there on another rank: then each of the stages after it has its own. copy: as of StageTrial._copy()."""
 
     def __init__(self, copy: Callable[..., nn.Module]) -> None:
         self._copy, self._shared = copy, copy()
@@ -407,17 +392,6 @@ class _StageModels:
             return self._shared, [place for name, place in self._absent if name not in held]
         self.all.append(self._copy(held))
         return self.all[-1], []
-
-
-class _Uses(TakenTensors):
-    """Notes which parameters and buffers the operations take."""
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__()
-        self._trial = trial
-
-    def note(self, operation: Any, tensor: Tensor) -> None:
-        self._trial.note_use(tensor)
 
 
 def _absent_but(model: nn.Module, held: Collection[str] | None) -> list[Absent]:
@@ -443,12 +417,6 @@ def _receive(
     return {number: tensor.clone() for number, tensor in received.items()}
 
 
-def tensors_of(model: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yields the parameters and buffers by name; tied ones once."""
-    yield from model.named_parameters(recurse=recurse)
-    yield from model.named_buffers(recurse=recurse)
-
-
 def _why(stage: int, module: str | None, error: Exception) -> Message:
     return message("stage_does_not_run_alone", stage=stage, module=module, error=error_line(error))
 
@@ -465,11 +433,3 @@ def _has_node(tensor: Tensor, name: str) -> bool:
         known.add(node)
         waiting += [inner for inner, _ in node.next_functions]
     return False
-
-
-def _close(whole: Tensor | None, stages: Tensor | None, rounding: float = 0.0) -> bool:
-    """Returns whether two values are equal up to rounding. rounding: an absolute difference that is none."""
-    if whole is None or stages is None:
-        return whole is stages
-    scale = float(whole.detach().double().abs().max()) if whole.numel() else 0.0
-    return bool(((whole - stages).detach().double().abs() <= max(CLOSE * scale, rounding)).all())

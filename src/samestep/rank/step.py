@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,9 +87,12 @@ def keep_state(model: nn.Module) -> Callable[[], None]:
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """Returns the names of what a module keeps -> the value, and a copy of a container."""
-    kept = {name: value for name, value in vars(module).items() if name not in OF_MODULES and isinstance(value, KEPT)}
+    attributes = {
+        name: value for name, value in vars(module).items() if name not in OF_MODULES and isinstance(value, KEPT)
+    }
     return {
-        name: (value, copy(value) if isinstance(value, list | dict | set) else value) for name, value in kept.items()
+        name: (value, copy.copy(value) if isinstance(value, list | dict | set) else value)
+        for name, value in attributes.items()
     }
 
 
@@ -230,10 +233,10 @@ def _weighed_step(step: list[Batch], job: Job, world: World) -> Iterator[Batch]:
         if not dist.is_initialized():
             raise Refused(message("batch_weight_needs_a_process_group"))
         dist.all_reduce(total)
-    whole = float(total)
+    total_weight = float(total)
     for batch, weight in zip(step, weights, strict=True):
         # Where nothing of a step weighs anything its gradient is zero, as it is in one process.
-        share = weight * world.size / whole if whole else 0.0
+        share = weight * world.size / total_weight if total_weight else 0.0
         yield replace(batch, micro_batch=replace(batch.micro_batch, weight=weight, share=share))
 
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from samestep.rank import hardware
+from samestep.rank.parts import Part
 from samestep.rank.threaded_group import active_turns
 from samestep.rank.traffic import OPERATIONS, Traffic
 from samestep.records.costs import PeakMemory, StepCost
@@ -33,42 +34,37 @@ LOOKED_AT = 2  # steps
 STAGE = "torch.distributed.pipelining.stage"
 
 
-class StepCosts:
+class StepCosts(Part):
     """Looks at the steps after `steps`. mesh: of the ranks."""
 
     def __init__(self, world: World, mesh: Mesh, steps: int) -> None:
         self._world, self._steps = world, steps
         self._traffic = Traffic(mesh)
         self._memory: MemoryMode | None = None
-        self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
         self._bubble: float | None = None
         self._began = 0.0
         self.cost: StepCost | None = None
         self.peak_memory_bytes = 0  # of the steps before, as of hardware.peak_memory_bytes
 
-    def register(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Takes in whose tensors are parameters, gradients and the optimizer's state."""
-        self._model, self._optimizer = model, optimizer
-
-    def begin(self, done: int) -> None:
-        """Notes that the step after `done` steps begins."""
+    def step_begins(self) -> None:
+        """Begins to look at the step, if it is one of those."""
+        done = self.training.count.done
         if done == self._steps:
-            self.peak_memory_bytes = hardware.peak_memory_bytes(self._world.device)  # before looking needs more
+            # Measured before the inspection itself needs more.
+            self.peak_memory_bytes = hardware.peak_memory_bytes(self._world.device)
             _computing.seconds = 0.0
             _time_stages(self._world.device)
             self._began = time.perf_counter()
-        elif (
-            done == self._steps + 1 and self._model is not None and self._optimizer is not None and not _has_compiled()
-        ):
-            with suppress(Exception):  # of an optimizer of the job's own: looking must not end a training
-                self._memory = MemoryMode(self._model, self._optimizer, self._world.device, self._traffic)
+        elif done == self._steps + 1 and not _has_compiled():
+            model, optimizer = self.training.model, self.training.optimizer
+            with suppress(Exception):  # a property of the job's optimizer: reading it must not end a training
+                self._memory = MemoryMode(model, optimizer, self._world.device, self._traffic)
                 self._traffic.begin()
                 self._memory.__enter__()  # type: ignore[no-untyped-call]
 
-    def end(self, done: int) -> None:
-        """Notes that step `done` has ended."""
-        if done == self._steps + 1:
+    def stepped(self) -> None:
+        """Takes what was seen of the step."""
+        if self.training.count.done == self._steps:
             hardware.synchronize(self._world.device)
             seconds, computing = time.perf_counter() - self._began, getattr(_computing, "seconds", None)
             _computing.seconds = None

@@ -54,7 +54,7 @@ def split_by_plan(
 ) -> None:
     """Splits layers. plan: layer -> style. changed: layers whose output the model changes in place. dims: layer -> the
     dimension of the positions, of which the ranks have chunks before and after it."""
-    # Of a weight that FSDP splits, too, torch says at each gathering that it takes two of them.
+    # torch warns at each gathering of a weight that FSDP splits, too, that it takes two of them.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for name, style in plan.items():
         layer = model.get_submodule(name)

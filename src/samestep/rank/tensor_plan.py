@@ -21,39 +21,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.bounds import DIVIDED_APART
 from samestep.data.schedule import cut
 from samestep.errors import Refused, UserError, nearest_name
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of
 from samestep.message import Message, message
-from samestep.rank.job_errors import raising
-from samestep.rank.plan_trial import (
-    TakenTensors,
-    evaluating,
-    fresh,
-    is_close,
-    tried,
-    with_random_weights,
-    without_compiling,
-    without_derivatives,
-)
+from samestep.rank.plan_trial import Trial, evaluating, is_close, tried, with_random_weights
+from samestep.rank.recorded_forward import RecordedForward
 from samestep.rank.row_order import order_of_ranks
-from samestep.rank.step import keep_state
 from samestep.rank.threaded_group import alike_on_ranks
 
 COLWISE, ROWWISE, GATHERED = "colwise", "rowwise", "colwise_gather"
 OUTPUTS = {COLWISE: 1, "colwise_3": 3, "colwise_2": 2}  # how many a layer computes at once, each split by columns
 STYLES = (*OUTPUTS, ROWWISE, GATHERED)
 PARAMETERS = {nn.Linear: {"weight", "bias"}, nn.Embedding: {"weight"}}  # of the layers that torch splits
-# What operations see of a part of a weight as of the whole one.
+# Operations that give the same for a part of a weight as for the full weight.
 ALIKE = {getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_leaf", "layout", "ndim", "requires_grad")}
 ALIKE |= {Tensor.dim, Tensor.is_floating_point, torch.is_floating_point}
-SPLIT, RANDOM, WHOLE = "split", "random", "whole"  # what is found of a pair of layers
-OTHER_RANKS = (2, 3)  # that show whether a pair can be split at all
+SPLIT, RANDOM, WHOLE = "split", "random", "whole"  # what a trial finds of a pair of layers
+OTHER_RANKS = (2, 3)  # the numbers of ranks that show whether a pair can be split at all
 ROWS = 2  # of the batch on which a plan is tried: the fewest that BatchNorm accepts
-CLOSE = 1e-3  # relative: what is not split rightly is off by as much as it is large
 SEED = 11  # of the weights with which a plan is tried: a layer of zeros would hide how it is split
-_close = partial(is_close, tolerance=CLOSE)
+_close = partial(is_close, tolerance=DIVIDED_APART)
 
 # The styles of a Hugging Face model's tp_plan that these are; layers of its other styles stay whole.
 THEIR_STYLES = {
@@ -85,15 +75,17 @@ class Division:
         names = dict.fromkeys([*self.plan, *([output] if output else [])])
         split = sum(parameter.numel() for name in names for parameter in layers[name].parameters())
         total = sum(parameter.numel() for parameter in model.parameters())
-        shown = {name: _pattern(name) or type(layer).__name__ for name, layer in layers.items()}
-        styles = dict.fromkeys(f"{shown[name]} {style}" for name, style in self.plan.items())
-        random = [*dict.fromkeys(shown[name] for name in self.random)]
+        patterns = {name: _pattern(name) or type(layer).__name__ for name, layer in layers.items()}
+        styles = dict.fromkeys(f"{patterns[name]} {style}" for name, style in self.plan.items())
+        random = [*dict.fromkeys(patterns[name] for name in self.random)]
         linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear) and name not in names]
-        whole = dict.fromkeys(shown[name] for name in linear if name not in self.unfit and shown[name] not in random)
+        whole_layers = dict.fromkeys(
+            patterns[name] for name in linear if name not in self.unfit and patterns[name] not in random
+        )
         unfit = dict[str, tuple[Message, dict[str, None]]]()
         for name in linear:
             if why := self.unfit.get(name):
-                unfit.setdefault(why.id, (why, {}))[1][shown[name]] = None
+                unfit.setdefault(why.id, (why, {}))[1][patterns[name]] = None
         return message(
             "tensor_ranks_divide_the_model",
             ranks=ranks,
@@ -101,7 +93,7 @@ class Division:
             split=split,
             total=total,
             random=random or None,
-            whole=[*whole] or None,
+            whole=[*whole_layers] or None,
             chunks=chunks,
             output=output or None,
             unfit=[message("layers_stay_whole", layers=[*names], why=why) for why, names in unfit.values()] or None,
@@ -118,7 +110,7 @@ def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
     """Returns how `ranks` ranks divide the job's model. Raises Refused, or UserError for a mistake in Job.parallel,
     where they cannot."""
     with torch.random.fork_rng():
-        trial = tried(job, ROWS, device, partial(Trial, job, device))
+        trial = tried(job, ROWS, device, partial(TensorTrial, job, device))
     if styles := {layer: style for layer, style in (job.parallel or {}).items() if style in STYLES}:
         return Division(_given(styles, trial, ranks), changed=trial.changed)
     plan = _declared(trial, ranks)
@@ -127,7 +119,7 @@ def division_of(job: Job, ranks: int, device: str = "cpu") -> Division:
     return _found(trial, ranks)
 
 
-def _declared(trial: Trial, ranks: int) -> dict[str, str]:
+def _declared(trial: TensorTrial, ranks: int) -> dict[str, str]:
     """Returns what a Hugging Face model in the job's model says of itself, without layers that torch does not split and
     sizes that the ranks do not divide."""
     plan: dict[str, str] = {}
@@ -141,7 +133,7 @@ def _declared(trial: Trial, ranks: int) -> dict[str, str]:
     return {name: style for name, style in plan.items() if _size(trial.layers[name], style) % ranks == 0}
 
 
-def _given(parallel: Mapping[str, str], trial: Trial, ranks: int) -> dict[str, str]:
+def _given(parallel: Mapping[str, str], trial: TensorTrial, ranks: int) -> dict[str, str]:
     layers = trial.layers
     plan: dict[str, str] = {}
     for pattern, style in parallel.items():
@@ -177,7 +169,7 @@ def _check_size(name: str, layer: nn.Module, style: str, ranks: int) -> None:
         raise Refused(message("layer_does_not_divide", layer=name, size=size, ranks=ranks))
 
 
-def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
+def _found(trial: TensorTrial, ranks: int, *, alike: bool = True) -> Division:
     """Finds the pairs of Linear layers that can be split, in the order of the forward pass; where there is none, the
     single layers, whose outputs are gathered. alike: what is so in one block is so in all of a list, until the plan is
     tried as a whole: each block by itself takes as many times as long."""
@@ -212,7 +204,7 @@ def _found(trial: Trial, ranks: int, *, alike: bool = True) -> Division:
     return division
 
 
-def _judged(trial: Trial, columns: Sequence[str], rows: str, ranks: int) -> tuple[str, str]:
+def _judged(trial: TensorTrial, columns: Sequence[str], rows: str, ranks: int) -> tuple[str, str]:
     """Returns SPLIT for layers that can be split, RANDOM for those that could without random numbers, else WHOLE; and
     the style of `columns`. Raises Refused for those that other numbers of ranks can split."""
     pairs = {style: {**dict.fromkeys(columns, style), rows: ROWWISE} for style in OUTPUTS}
@@ -226,11 +218,11 @@ def _judged(trial: Trial, columns: Sequence[str], rows: str, ranks: int) -> tupl
     return (RANDOM, style) if style else (WHOLE, COLWISE)
 
 
-def _divides(trial: Trial, layers: Sequence[str], parts: int) -> bool:
+def _divides(trial: TensorTrial, layers: Sequence[str], parts: int) -> bool:
     return all(trial.linear[name].out_features % parts == 0 for name in layers)
 
 
-class Trial:
+class TensorTrial(Trial):
     """A model with random weights in its Linear layers, and a few rows, on which plans are tried.
 
     layers: its Linear layers and Embeddings. unfit: those that torch does not split -> why. linear: the Linear layers
@@ -238,8 +230,7 @@ class Trial:
     """
 
     def __init__(self, job: Job, device: str, batch: Batch) -> None:
-        self.model = job.model().to(device).train()
-        self._job, self._batch, self._restore = job.of_phases()[0], batch, keep_state(self.model)
+        super().__init__(job, device, batch, seed=SEED)
         modules = self.model.named_modules()
         self.layers = {name: layer for name, layer in modules if isinstance(layer, nn.Linear | nn.Embedding)}
         holders = Counter(id(p) for module in self.model.modules() for p in module.parameters(recurse=False))
@@ -249,41 +240,26 @@ class Trial:
                 self.unfit[name] = message("weight_is_tied")
             elif why := why_not_split(layer):
                 self.unfit[name] = why
-        self._called: list[tuple[str, Any]] = []  # (the name of a layer, its input), in their order
-        self._observe()
-        names = [name for name, _ in self._called]
+        self._record = RecordedForward(self.layers, device)
+        with_random_weights(self._recorded, self.model, self._draw_weights)
+        calls = self._record.calls
+        for call in calls:
+            if not call.rebuilt(call.arguments)[0]:
+                self.unfit.setdefault(call.name, message("layer_is_called_by_keyword"))
+        changed = [call.name for call in calls if any(leaf._version > call.version for leaf in call.output[:1])]
+        self.changed = frozenset(changed)
+        for read in self._record.reads:
+            owner = read.tensor.rpartition(".")[0]
+            if read.operation not in ALIKE and owner not in [call.name for call in read.inside[-1:]]:
+                self.unfit.setdefault(owner, message("weight_is_read_outside_of_its_layer"))
+        names = [call.name for call in calls]
         self.unfit |= {name: message("layer_is_not_called") for name in self.layers if name not in names}
         linear = [name for name in names if names.count(name) == 1 and name not in self.unfit]
         self.linear = {name: layer for name in linear if isinstance(layer := self.layers[name], nn.Linear)}
 
-    def _observe(self) -> None:
-        """Computes the forward pass with random weights. Notes which layers it calls, and what is done with them that
-        torch does not do with a part of a weight."""
-        reads, outputs = _Reads(self.layers), list[tuple[str, Tensor, int]]()
-
-        def begin(name: str, layer: nn.Module, inputs: Any, named: Any) -> None:
-            self._called.append((name, inputs[0] if inputs else None))
-            reads.running.append(name)
-            if not inputs:
-                self.unfit.setdefault(name, message("layer_is_called_by_keyword"))
-
-        def end(layer: nn.Module, inputs: Any, output: Any) -> None:
-            outputs.append((reads.running.pop(), output, output._version))
-
-        def forward() -> Any:
-            self._called.clear()
-            outputs.clear()
-            with reads:
-                return self.forward()
-
-        with ExitStack() as hooks:
-            for name, layer in self.layers.items():
-                hooks.callback(layer.register_forward_pre_hook(partial(begin, name), with_kwargs=True).remove)
-                hooks.callback(layer.register_forward_hook(end, always_call=True).remove)
-            with_random_weights(forward, self.model, self._draw_weights)
-        self.changed = frozenset(name for name, output, version in outputs if output._version > version)
-        for name in reads.outside:
-            self.unfit.setdefault(name, message("weight_is_read_outside_of_its_layer"))
+    def _recorded(self) -> None:
+        with self._record:
+            self.forward()
 
     def _draw_weights(self) -> None:
         generator = torch.Generator().manual_seed(SEED)
@@ -293,22 +269,11 @@ class Trial:
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.data.copy_(drawn / layer.in_features**0.5)
 
-    def forward(self) -> Any:
-        """Computes the output and the loss, which may read what a layer has left beside its output."""
-        rows = self._batch.micro_batch.rows
-        try:
-            with torch.random.fork_rng(), torch.no_grad(), without_compiling():
-                torch.manual_seed(SEED)
-                batch = fresh(self._batch)
-                output = raising("forward", lambda: without_derivatives(self._job.forward, self.model, batch), rows)
-                return output, raising("criterion", lambda: self._job.criterion(output, batch), rows)
-        finally:
-            self._restore()
-
     def candidates(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields (layers to split by columns, the layer after them, to split by rows): the Linear layer that is called
         before it, and those that read the same input, as attention's query, key and value do."""
-        called = [(name, read) for name, read in self._called if isinstance(self.layers[name], nn.Linear)]
+        calls = [call for call in self._record.calls if isinstance(call.module, nn.Linear)]
+        called = [(call.name, next(iter(call.arguments), None)) for call in calls]
         for number in range(1, len(called)):
             name, (before, read) = called[number][0], called[number - 1]
             together = [before]
@@ -326,7 +291,7 @@ class Trial:
             name for name, style in plan.items() if style not in OUTPUTS and isinstance(self.layers[name], nn.Linear)
         ]
         with self.outputs_of(joined) as outputs:
-            whole = leaves_of(self.forward())
+            expected = leaves_of(self.forward())
         whole_outputs, sums = dict(outputs), dict[str, list[Tensor]]()
         last = [*plan][-1] if plan else ""
         for rank in range(ranks):
@@ -345,7 +310,7 @@ class Trial:
                 if plan[name] == ROWWISE:
                     of_rank = outputs.get(name, [])
                     sums[name] = [*map(torch.add, sums[name], of_rank)] if name in sums else of_rank
-            if not all(map(_close, whole, output)):
+            if not all(map(_close, expected, output)):
                 return last
         return next((name for name, total in sums.items() if not all(map(_close, whole_outputs[name], total))), None)
 
@@ -359,7 +324,7 @@ class Trial:
 
         def take(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
             def hook(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-                outputs.setdefault(name, []).append(output.clone())  # what comes next may change it in place
+                outputs.setdefault(name, []).append(output.clone())  # the next module may change it in place
                 return output if instead is None else instead[name][len(outputs[name]) - 1].clone()
 
             return hook
@@ -368,22 +333,6 @@ class Trial:
             for name in names:
                 hooks.callback(self.layers[name].register_forward_hook(take(name)).remove)
             yield outputs
-
-
-class _Reads(TakenTensors):
-    """Notes of which layers an operation takes a weight or a bias outside of the layer's own forward. running: the
-    layers whose forward is being computed, the innermost last."""
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self._owner = {id(p): name for name, layer in layers.items() for p in layer.parameters(recurse=False)}
-        self.running: list[str] = []
-        self.outside: dict[str, None] = {}
-
-    def note(self, operation: Any, tensor: Tensor) -> None:
-        owner = self._owner.get(id(tensor)) if operation not in ALIKE else None
-        if owner is not None and self.running[-1:] != [owner]:
-            self.outside[owner] = None
 
 
 def why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
@@ -405,20 +354,20 @@ def why_not_split(layer: nn.Linear | nn.Embedding) -> Message | None:
 @contextmanager
 def narrowed(layer: nn.Linear, style: str, rank: int, ranks: int) -> Iterator[None]:
     """Leaves a Linear layer with one rank's part while the block runs; the bias of rows is rank 0's alone."""
-    whole = dict(layer._parameters)
+    parameters = dict(layer._parameters)
     dim = 1 if style == ROWWISE else 0
     sizes = cut(layer.weight.shape[dim], ranks)
     first, size = sum(sizes[:rank]), sizes[rank]
-    own = torch.arange(first, first + size)
+    indices = torch.arange(first, first + size)
     if OUTPUTS.get(style, 1) > 1:
-        own = order_of_ranks(layer.out_features, OUTPUTS[style], ranks)[own]
-    own = own.to(layer.weight.device)
-    parts = {"weight": layer.weight.detach().index_select(dim, own)}
+        indices = order_of_ranks(layer.out_features, OUTPUTS[style], ranks)[indices]
+    indices = indices.to(layer.weight.device)
+    parts = {"weight": layer.weight.detach().index_select(dim, indices)}
     if layer.bias is not None:
         bias = layer.bias.detach()
-        parts["bias"] = bias * (rank == 0) if style == ROWWISE else bias[own]
+        parts["bias"] = bias * (rank == 0) if style == ROWWISE else bias[indices]
     layer._parameters.update({name: nn.Parameter(part, requires_grad=False) for name, part in parts.items()})
     try:
         yield
     finally:
-        layer._parameters.update(whole)
+        layer._parameters.update(parameters)

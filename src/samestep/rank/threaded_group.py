@@ -69,7 +69,7 @@ def _set_streams(streams: tuple[Any, Any]) -> None:
 
 
 def _flag(owner: Any, name: str) -> PerProcess:
-    """A flag that is an attribute."""
+    """Returns a flag that is an attribute."""
     return PerProcess(partial(getattr, owner, name), partial(setattr, owner, name))
 
 
@@ -87,7 +87,7 @@ def _same_gpu_states(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-DTENSOR_RANDOM = "torch.distributed.tensor._random"  # of its tracker the first use is a collective
+DTENSOR_RANDOM = "torch.distributed.tensor._random"  # the first use of its tracker is a collective
 
 
 def _tracker() -> Any:
@@ -161,7 +161,7 @@ class Received(Work):
                     shapes = [f"{list(given.shape)} {given.dtype}" for given in (value, tensor)]
                     raise TrainingFailed(message("rank_receives_another_tensor", sent=shapes[0], received=shapes[1]))
                 tensor.detach().copy_(value.reshape(tensor.shape))
-            self._turns.wait_for_gpus()  # else the memory of `value` could be used again while it is copied
+            self._turns.wait_for_gpus()  # otherwise the memory of `value` could be used again while it is copied
             self._is_over = True
         return True
 
@@ -222,7 +222,7 @@ class Turns:
         os.environ |= {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
         self._code = 1
         try:
-            with torch.autograd.set_multithreading_enabled(False):  # for this thread alone
+            with torch.autograd.set_multithreading_enabled(False):  # set for this thread alone
                 self._code = rank_main()
         finally:
             self._found = _read()
@@ -391,8 +391,8 @@ def _taking_turns(turns: Turns) -> Iterator[None]:
 
     channels: defaultdict[tuple[str, int, int, int], Channel] = defaultdict(Channel)
 
-    def send(group: Any, tensors: list[Tensor], to: int, tag: int = 0) -> Sent:
-        channel = channels[group.pg_name, group.rank(), to, tag]
+    def send(group: Any, tensors: list[Tensor], dst: int, tag: int = 0) -> Sent:
+        channel = channels[group.pg_name, group.rank(), dst, tag]
         count_sent(tensors, dist.get_process_group_ranks(group))
         channel.tensors[channel.sends] = [tensor.detach().clone() for tensor in tensors]
         turns.wait_for_gpus()

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.world.mesh import Mesh
 
-_counting = threading.local()  # .traffic: of the rank that this thread is, while it counts; of ranks that are threads
+_counting = threading.local()  # .traffic: that of this thread's rank, while it counts, where ranks are threads
 
 
 class Traffic:
@@ -125,7 +125,7 @@ def once(size: int, is_root: bool) -> float:
 
 
 def from_root(size: int, is_root: bool) -> float:
-    """The root sends all once; the others hand it on, but for the last one."""
+    """Returns how often a rank sends the argument: a root once; the other ranks, but for the last one, hand it on."""
     return 1.0 if is_root else (size - 2) / (size - 1) if size > 1 else 0.0
 
 
@@ -166,7 +166,7 @@ OPERATIONS: Mapping[str, Counted] = {
     "_c10d_functional::broadcast_": Counted(0, from_root, 1),
     "_c10d_functional::isend": Counted(0, once),
 }
-# By those of torch's threaded group, whose collectives get all in one argument.
+# The names of torch's threaded group, whose collectives get everything in one argument.
 THREADED: Mapping[str, Counted] = {
     "AllReduce": Counted(None, both_ways),
     "Broadcast": Counted(None, from_root),

@@ -71,11 +71,12 @@ def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = No
 
 def _reason(error: Exception) -> str:
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return "No space left on device" if "No space left on device" in text else text  # safetensors' own is longer
+    # The sentence of safetensors is longer.
+    return "No space left on device" if "No space left on device" in text else text
 
 
 def _room(folder: Path, state: Mapping[str, Any]) -> str:
-    """Returns what the folder's disk has free, and what the tensors need."""
+    """Returns the free bytes of the folder's disk, and the bytes that the tensors need."""
     need = sum(tensor.numel() * tensor.element_size() for tensor in state.values() if isinstance(tensor, Tensor))
     disk = folder.resolve()
     while not (disk.exists() and os.path.ismount(disk)) and disk != disk.parent:
@@ -160,7 +161,8 @@ class Ema:
         self._averages = [tensor.clone() for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
-        """The parameters' values on this rank. Anew each time: a library may give a parameter other memory."""
+        """Returns the parameters' values on this rank, read anew each time: a library may give a parameter other
+        memory."""
         return [block_of(parameter) for parameter in self._parameters]
 
     def named(self, model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Parameter]]:
@@ -224,7 +226,7 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
         write_list(part)
         if _is_of_this_training(folder, weights.parent) and not other_file(folder):
             remove_made_folder(folder)
-        move_folder(part, folder)  # an error where somebody has put files there
+        move_folder(part, folder)  # raises an error where other files are in it
     except Exception as error:
         raise UserError(
             f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
@@ -235,7 +237,7 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
 
 
 def _is_of_this_training(folder: Path, out: Path) -> bool:
-    """Whether the training in `out` has exported to this folder before it was continued."""
+    """Returns whether the training in `out` has exported to this folder before it was continued."""
     try:
         return read_results(RunResults, out).export == str(folder)
     except (OSError, UserError):

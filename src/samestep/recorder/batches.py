@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from samestep.bounds import ABOVE_ZERO_FLOAT32, FITTED_ROWS_APART, FITTED_SCALE_APART, FITTED_SHIFT_APART
 from samestep.job.foreign import defines, is_a
 from samestep.job.walk import known_leaves
 from samestep.message import Message, message
 
-MOST_TENSORS = 64  # that a script joins to one batch
-COLUMNS, MOST_ROWS = 256, 4096  # of the values by which rows are found again
-FIT_ROWS, FITS = 4, 1e-4  # of a rank at least, by which a scale is fitted; and how near what it gives must be
+MOST_TENSORS = 64  # how many tensors a script joins to one batch
+COLUMNS, MOST_ROWS = 256, 4096  # the most columns and rows of the values by which rows are found again
+FIT_ROWS = 4  # the fewest rows of a rank by which a scale is fitted
 
 
 class CannotJoin(Exception):
@@ -59,7 +60,8 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def is_joined(inputs: Any, parts: Sequence[Any]) -> bool:
-    """Whether inputs are those of the ranks, put together along the rows or, of a sequence, along another dimension.
+    """Returns whether inputs are those of the ranks, put together along the rows or, of a sequence, along another
+    dimension.
 
     What all ranks have alike must be the same.
     """
@@ -87,8 +89,8 @@ def _is_joined_tensor(inputs: Tensor, parts: Sequence[Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Which row of the ranks each row of one process is. sizes: rows of each rank. places: of each row of one process,
-    its place among all rows of rank 0, then rank 1's, and so on."""
+    """Which row of the ranks each row of one process is. sizes: rows of each rank. places: for each row of one process,
+    its place among the rows of rank 0, then of rank 1, and so on."""
 
     sizes: list[int]
     places: list[int]
@@ -127,14 +129,14 @@ class RowOrder:
         return torch.tensor(self.places).argsort()
 
     def _joined(self, parts: Sequence[Tensor], lists: int) -> Tensor:
-        whole = torch.cat(list(parts))
-        times, rest = divmod(len(whole), len(self.places))
-        if rest or any(len(part) != times * size for part, size in zip(parts, self.sizes)):
-            return whole
-        places = torch.tensor(self.places, device=whole.device)
+        gathered = torch.cat(list(parts))
+        times, remainder = divmod(len(gathered), len(self.places))
+        if remainder or any(len(part) != times * size for part, size in zip(parts, self.sizes)):
+            return gathered
+        places = torch.tensor(self.places, device=gathered.device)
         if lists > 1 and times == lists:  # one list's rows, then the next one's
             return torch.cat([torch.cat(chunks)[places] for chunks in zip(*(part.chunk(lists) for part in parts))])
-        return whole.unflatten(0, (-1, times))[places].flatten(0, 1) if times else whole
+        return gathered.unflatten(0, (-1, times))[places].flatten(0, 1) if times else gathered
 
 
 def order_of_rows(rows: Sequence[str], ranks: Sequence[Sequence[str]]) -> RowOrder | None:
@@ -170,8 +172,8 @@ def order_of_values(inputs: Any, ranks: Sequence[Any], near: float) -> RowOrder 
 
 
 def is_rescaled_by_rank(inputs: Any, ranks: Sequence[Any]) -> bool:
-    """Whether the ranks' rows are those of one process, but for a scale and a shift of each column that are another
-    one on each rank: they were normalised by the rank's own rows."""
+    """Returns whether the ranks' rows are those of one process, but for a scale and a shift of each column that are
+    another one on each rank: they were normalised by the rank's own rows."""
     if any(of_rank is None for of_rank in ranks):
         return False
     values, of_ranks = row_values(inputs), [row_values(of_rank) for of_rank in ranks]
@@ -182,11 +184,13 @@ def is_rescaled_by_rank(inputs: Any, ranks: Sequence[Any]) -> bool:
         if replayed.shape != recorded.shape:
             return False
         apart, fitted = replayed - replayed.mean(0), recorded - recorded.mean(0)
-        scale = (apart * fitted).sum(0) / (fitted**2).sum(0).clamp(min=1e-30)
-        if float((apart - scale * fitted).norm()) > FITS * float(apart.norm()):
+        scale = (apart * fitted).sum(0) / (fitted**2).sum(0).clamp(min=ABOVE_ZERO_FLOAT32)
+        if float((apart - scale * fitted).norm()) > FITTED_ROWS_APART * float(apart.norm()):
             return False
         scales.append(torch.stack([scale, replayed.mean(0) - scale * recorded.mean(0)]))
-    return any(not torch.allclose(scale, scales[0], rtol=1e-3, atol=1e-6) for scale in scales)
+    return any(
+        not torch.allclose(scale, scales[0], rtol=FITTED_SCALE_APART, atol=FITTED_SHIFT_APART) for scale in scales
+    )
 
 
 def row_values(data: Any) -> Tensor:
@@ -200,8 +204,8 @@ def row_values(data: Any) -> Tensor:
 def lists_of_rows(data: Any, rows: int) -> int:
     """Returns how many tensors of so many rows stand beside each other in a list or tuple of inputs, as crops do."""
     if is_a(data, list | tuple):
-        here = sum(is_a(value, Tensor) and value.dim() > 0 and len(value) == rows for value in data)
-        return max([here, *(lists_of_rows(value, rows) for value in data if not is_a(value, Tensor))], default=0)
+        lists = sum(is_a(value, Tensor) and value.dim() > 0 and len(value) == rows for value in data)
+        return max([lists, *(lists_of_rows(value, rows) for value in data if not is_a(value, Tensor))], default=0)
     return 0
 
 
@@ -221,7 +225,7 @@ def _usual_orders(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def holds_loss(data: Any, graph: bool = True) -> bool:
-    """Whether a model's output holds a loss: a scalar; graph: with a gradient."""
+    """Returns whether a model's output holds a loss: a scalar; graph: with a gradient."""
     if is_a(data, Tensor):
         return not data.dim() and (data.requires_grad or not graph) and data.is_floating_point()
     parts = [data[key] for key in data.keys()] if defines(data, "keys") else data  # noqa: SIM118
@@ -252,9 +256,9 @@ def _mapped(first: Any, parts: Sequence[Any], function: Callable[[list[Any]], An
         if type(first) is dict:
             return values
         try:
-            return type(first)(**values)  # the outputs of transformers' models
+            return type(first)(**values)  # as the outputs of transformers' models
         except TypeError:
-            return type(first)(values)  # its batches
+            return type(first)(values)  # as the batches of transformers
     return _sequence(first, [function([part[i] for part in parts]) for i in range(len(first))])
 
 
@@ -274,27 +278,29 @@ class Outputs:
         self._known = {storage for storage in self._known if not storage.expired()} | new
 
     def are_used_in(self, inputs: Any) -> bool:
-        """Whether a model's inputs are computed from one of these outputs."""
+        """Returns whether a model's inputs are computed from one of these outputs."""
         return any(
             tensor.requires_grad or StorageWeakRef(tensor.untyped_storage()) in self._known
             for tensor in _tensors(inputs)
         )
 
     def are_all_of(self, inputs: Any) -> bool:
-        """Whether all tensors of a model's inputs are these, or share their memory."""
+        """Returns whether all tensors of a model's inputs are these, or share their memory."""
         tensors = [leaf for leaf in known_leaves(inputs) if is_a(leaf, Tensor)]
         known = all(StorageWeakRef(tensor.untyped_storage()) in self._known for tensor in tensors)
-        # A view of some of them is another one.
-        whole = all(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() for tensor in tensors)
-        return bool(tensors) and known and whole
+        # A view of some of the rows is another tensor.
+        fill_storage = all(
+            tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() for tensor in tensors
+        )
+        return bool(tensors) and known and fill_storage
 
 
 def are_pieces(inputs: Any, parts: Sequence[Any]) -> bool:
-    """Whether inputs hold the elements of several ranks' pieces of them, in whichever order these were cut."""
-    whole, of_parts = _leaves(inputs), [_leaves(part) for part in parts]
-    if not whole or any(len(leaves) != len(whole) for leaves in of_parts):
+    """Returns whether inputs hold the elements of several ranks' pieces of them, in whichever order these were cut."""
+    whole_leaves, of_parts = _leaves(inputs), [_leaves(part) for part in parts]
+    if not whole_leaves or any(len(leaves) != len(whole_leaves) for leaves in of_parts):
         return False
-    for number, tensor in enumerate(whole):
+    for number, tensor in enumerate(whole_leaves):
         pieces = [leaves[number] for leaves in of_parts]
         if all(torch.equal(piece, tensor) for piece in pieces):
             continue

@@ -1,4 +1,5 @@
-"""Where in the user's own code torch is called: the file and line of the `backward()`, the loader, the wrapper."""
+"""Records the lines of the user's code that call torch: the file and line of the `backward()`, the loader, the
+wrapper."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.job.foreign import ById, attributes_of, defines, is_a, named_parts_in
+from samestep.rank.hooks import Hooks, called_by_torch
+from samestep.recorder.group_operations import members
 from samestep.recorder.parameters import WRAPPERS, plain
 from samestep.recorder.patches import CLIPS
-from samestep.recorder.talks import members
 from samestep.records.call_site import Call, CallRecord, CallSite
+from samestep.records.torch_collectives import COLLECTIVES
 from samestep.world.imports import INSTALLED, is_users_code
 
 TORCH_AND_THIS = tuple(
@@ -33,23 +36,6 @@ TORCH_AND_THIS = tuple(
 DEEPEST = 200  # frames that are looked at
 CALLERS = 4  # lines of the user's code that are recorded of one call
 MAKE = "__init__"
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
 PLACES: list[tuple[Any, str, Call]] = [
     (DataLoader, MAKE, "loader"),
     (DataLoader, "__iter__", "iteration"),
@@ -64,18 +50,19 @@ PLACES: list[tuple[Any, str, Call]] = [
     (LRScheduler, MAKE, "scheduler"),
     *((owner, "step", "scheduler step") for owner in (LRScheduler, ReduceLROnPlateau, SequentialLR)),
     (torch.autograd, "backward", "backward"),
-    *((owner, name, "clip") for owner in (nn.utils, nn.utils.clip_grad) for name in CLIPS if hasattr(owner, name)),
+    *((nn.utils, name, "clip") for name in CLIPS),
     (torch, "save", "save"),
     (torch, "manual_seed", "seed"),
-    *((dist, name, "collective") for name in COLLECTIVES if hasattr(dist, name)),
+    *((dist, function.name, "collective") for function in COLLECTIVES),
 ]
-METHODS = ("iteration", "set_epoch", "zero_grad", "scheduler step")  # whose first argument is what they are called of
+# Functions whose first argument is the object that is noted.
+METHODS = ("iteration", "set_epoch", "zero_grad", "scheduler step")
 Chain = tuple[tuple[str, int, str], ...]  # file, line and function of the innermost line, then those of its callers
 
 
 @dataclass
 class Line:
-    """A line that calls torch, as it goes on. target: the loader, optimizer or scheduler that it makes or calls."""
+    """A line that is calling torch. target: the loader, optimizer or scheduler that it makes or calls."""
 
     chain: Chain
     target: object
@@ -97,13 +84,13 @@ class CallSites:
         self._lines: dict[tuple[Call, str, int, Chain], Line] = {}
         self._made = ById[Chain]()
         self._is_users: dict[str, bool] = {}
-        self._inside = threading.local()  # of a constructor, whose calls are no line of the user's
+        self._inside = threading.local()  # frames of a constructor, whose calls are in no line of the user's
 
-    def attach(self) -> None:
+    def attach(self, hooks: Hooks) -> None:
         """Patches torch's functions and methods: each notes from where it is called."""
         for owner, name, call in PLACES:
-            wrapped = self._around_constructor if name == MAKE else self._around
-            setattr(owner, name, wrapped(getattr(owner, name), call))
+            replacement = functools.partial(self._construct, call) if name == MAKE else self._calling(call, name)
+            hooks.attach(owner, name, replacement, *([nn.utils.clip_grad] if call == "clip" else ()))
 
     def note(self, call: Call, name: str = "", target: object = None) -> None:
         """Notes a call from the innermost line of the user's code in this thread's stack."""
@@ -143,36 +130,34 @@ class CallSites:
         """Lets go of what was called: the training frees it when it will."""
         self._lines, self._made = {}, ById()
 
-    def _around(self, function: Callable[..., Any], call: Call) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def new_function(*args: Any, **kwargs: Any) -> Any:
+    def _calling(self, call: Call, name: str) -> Callable[..., Any]:
+        is_method = call in METHODS
+
+        def new_function(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             is_noted = not torch.compiler.is_compiling() and not getattr(self._inside, "constructor", False)
-            # A group of one rank tells nobody anything.
-            if is_noted and not (call == "collective" and dist.is_initialized() and len(members(args, kwargs)) == 1):
-                is_method = call in METHODS
-                self.note(call, "" if is_method else function.__name__, args[0] if is_method else None)
+            if is_noted and call == "collective":
+                # A group of one rank exchanges nothing. FSDP gathers in forwards that the user calls.
+                is_alone = dist.is_initialized() and len(members(args, kwargs)) == 1
+                is_noted = not is_alone and not called_by_torch()
+            if is_noted:
+                self.note(call, "" if is_method else name, args[0] if is_method else None)
             return function(*args, **kwargs)
 
         return new_function
 
-    def _around_constructor(self, init: Callable[..., None], call: Call) -> Callable[..., None]:
-        sites = self
-
-        @functools.wraps(init)
-        def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
-            chain = sites._chain(is_model=call == "model")
-            sites._made.put(self, chain)
-            if call == "model":
-                return init(self, *args, **kwargs)
-            outer, sites._inside.constructor = getattr(sites._inside, "constructor", False), True
-            try:
-                init(self, *args, **kwargs)
-            finally:
-                sites._inside.constructor = outer
-                if chain and not outer:
-                    sites._add(call, type(self).__name__, chain, self)
-
-        return new_init
+    def _construct(self, call: Call, init: Any, made: Any, /, *args: Any, **kwargs: Any) -> None:
+        chain = self._chain(is_model=call == "model")
+        self._made.put(made, chain)
+        if call == "model":
+            init(made, *args, **kwargs)
+            return
+        outer, self._inside.constructor = getattr(self._inside, "constructor", False), True
+        try:
+            init(made, *args, **kwargs)
+        finally:
+            self._inside.constructor = outer
+            if chain and not outer:
+                self._add(call, type(made).__name__, chain, made)
 
     def _add(self, call: Call, name: str, chain: Chain, target: object) -> None:
         done = self._steps_done()
@@ -194,7 +179,7 @@ class CallSites:
         return tuple(chain)
 
     def is_users(self, file: str) -> bool:
-        """Whether a file is the user's own code."""
+        """Returns whether a file is the user's own code."""
         known = self._is_users.get(file)
         if known is None:
             path = os.path.realpath(file)
@@ -207,6 +192,6 @@ class CallSites:
 
 
 def _makes_module(frame: FrameType) -> bool:
-    """Whether a frame is the constructor of a module."""
+    """Returns whether a frame is the constructor of a module."""
     code = frame.f_code
     return code.co_name == MAKE and is_a(frame.f_locals.get(code.co_varnames[0]), nn.Module)

@@ -31,12 +31,12 @@ from samestep.records.tensor_files import write_arrays
 from samestep.world import World
 from samestep.world.regular_files import make_folder
 
-WAIT_S = 60.0  # for what the other ranks have kept
+WAIT_S = 60.0  # seconds to wait for the files of the other ranks
 Gradients = dict[str, Tensor]
 
 
 class CannotPlay(Exception):
-    """why: what the chain lacks."""
+    """The stages cannot be played as a chain. why: what they lack."""
 
     def __init__(self, why: Any) -> None:
         super().__init__(why.id)
@@ -52,11 +52,11 @@ def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
     make_folder(out)
     with unrecorded():
         try:
-            kept, loss_fn = _read(folder, world.size), pipelines.schedule._loss_fn
-            record = Chain(kept, loss_fn, out, pipelines.traced).play()
+            kept_stages, loss_fn = _read(folder, world.size), pipelines.schedule._loss_fn
+            record = Chain(kept_stages, loss_fn, out, pipelines.traced).play()
         except CannotPlay as error:
             record = ChainRecord(error.why)
-        except Exception as error:  # the stages are the script's
+        except Exception as error:  # the stages are objects of the script
             said = str(error).strip().split("\n")[0][:300]
             record = ChainRecord(message("chain_fails", kind=type(error).__name__, error=said))
     write(out / CHAIN, record)
@@ -70,22 +70,22 @@ def _read(folder: Path, ranks: int) -> list[KeptStages]:
         if time.monotonic() > until:
             raise CannotPlay(message("rank_has_no_stage", rank=missing[0]))
         time.sleep(0.02)
-    kept = []
+    kept_stages = []
     for path in paths:
         with path.open("rb") as file:
-            kept.append(pickle.load(file))
-    return kept
+            kept_stages.append(pickle.load(file))
+    return kept_stages
 
 
 class Chain:
-    """The stages of a pipeline as one model. kept: of each rank, those of replicas too. out: the folder to write to.
-    traced: all stages, where torch's tracer has made them."""
+    """The stages of a pipeline as one model. kept_stages: of each rank, also of all replicas. out: the folder to write
+    to. traced: all stages, where torch's tracer has made them."""
 
-    def __init__(self, kept: Sequence[KeptStages], loss_fn: Any, out: Path, traced: TracedStages | None) -> None:
-        self._kept, self._loss_fn, self._out, self._traced = kept, loss_fn, out, traced
-        if why := next((of_rank.why_not for of_rank in kept if of_rank.why_not), None):
+    def __init__(self, kept_stages: Sequence[KeptStages], loss_fn: Any, out: Path, traced: TracedStages | None) -> None:
+        self._kept, self._loss_fn, self._out, self._traced = kept_stages, loss_fn, out, traced
+        if why := next((of_rank.why_not for of_rank in kept_stages if of_rank.why_not), None):
             raise CannotPlay(why)
-        self.replicas = sorted({tuple(of_rank.stages[0].ranks) for of_rank in kept})
+        self.replicas = sorted({tuple(of_rank.stages[0].ranks) for of_rank in kept_stages})
         self.holders = [self._holders(replica) for replica in self.replicas]  # [replica][stage] -> rank
         ranks = dict.fromkeys(self.holders[0])
         loaded = {rank: self._modules(rank) for rank in ranks}
@@ -93,21 +93,21 @@ class Chain:
         self.names = {rank: weights_of(modules) for rank, modules in loaded.items()}
         self.weights = {name: weight for named in self.names.values() for name, weight in named.items()}
         self.ties = self._ties()
-        self.weight: float | None = None  # of the loss's term
+        self.weight: float | None = None  # the weight of the loss's term
 
     def _modules(self, rank: int) -> dict[int, nn.Module]:
         """Returns the modules of a rank's stages, by their numbers."""
-        kept = self._kept[rank]
-        if not kept.traced:
-            modules: dict[int, nn.Module] = pickle.loads(kept.modules)
+        kept_stages = self._kept[rank]
+        if not kept_stages.traced:
+            modules: dict[int, nn.Module] = pickle.loads(kept_stages.modules)
             return modules
         if self._traced is None:
             raise CannotPlay(message("stages_are_traced_on_some_ranks"))
         graph, names = self._traced.graph, self._traced.stages
-        modules = {stage.index: graph.get_submodule(names[stage.index]) for stage in kept.stages}
+        modules = {stage.index: graph.get_submodule(names[stage.index]) for stage in kept_stages.stages}
         # Another rank may have frozen parameters of its stage after the model was traced.
-        for name, parameter in parameters_of(modules).items() if kept.weights else ():
-            parameter.requires_grad_(name in kept.weights[0])
+        for name, parameter in parameters_of(modules).items() if kept_stages.weights else ():
+            parameter.requires_grad_(name in kept_stages.weights[0])
         return modules
 
     def _holders(self, replica: Sequence[int]) -> list[int]:
@@ -143,7 +143,7 @@ class Chain:
         }
         first = [call for call in self._kept[self.holders[0][0]].calls if call.step == 0]
         micro_batches = sum(len(call.kwargs) for call in first)
-        reduction, whole = self._reduction(len(first)) if first else ("mean", None)
+        reduction, whole_loss = self._reduction(len(first)) if first else ("mean", None)
         steps = []
         for step in range(min(counts)):
             columns, recorded, played = list[Gradients](), list[float](), list[float]()
@@ -169,7 +169,7 @@ class Chain:
             micro_batches=micro_batches,
             reduction=reduction,
             ties=self.ties,
-            whole_loss=whole,
+            whole_loss=whole_loss,
             weight=self.weight,
             steps=steps,
         )
@@ -238,10 +238,10 @@ class Chain:
             except Exception:  # a batch that cannot be put together
                 return "mean", None
             is_plain = is_plain and torch_state() == before
-        mean, whole, count = sum(parts) / len(parts), sum(wholes) / calls, len(parts) / calls
-        factor = whole / mean if mean else 1.0
+        mean, whole_loss, count = sum(parts) / len(parts), sum(wholes) / calls, len(parts) / calls
+        factor = whole_loss / mean if mean else 1.0
         is_sum = count > 1 and factor > 0 and 2 * math.log(factor) > math.log(count)
-        return ("sum" if is_sum else "mean"), whole if is_plain else None
+        return ("sum" if is_sum else "mean"), whole_loss if is_plain else None
 
     def _whole_loss(self, calls: Sequence[ScheduleCall]) -> Tensor:
         """Returns the loss of a batch that is not cut; of a traced graph, whose sizes are a micro-batch's, of what it
@@ -293,7 +293,7 @@ def _as_tuple(returned: Any) -> tuple[Any, ...]:
 
 
 def _sees_whole_batch(stage: nn.Module) -> bool:
-    """Whether what a stage computes of a row depends on the others of its micro-batch."""
+    """Returns whether what a stage computes of a row depends on the others of its micro-batch."""
     if is_a(stage, fx.GraphModule):
         return any("batch_norm" in str(node.target) for node in stage.graph.nodes)
     return any(is_a(part, nn.modules.batchnorm._BatchNorm) for part in parts_in(stage))

@@ -18,8 +18,8 @@ from samestep.recorder.loaders import Loaders, rows_of
 from samestep.records.flight_recorder import Entry
 from samestep.records.script import NO_LOADER, EvaluationRecord, GroupRecord
 
-ENTRIES = 20_000  # collectives that torch keeps
-ROWS = 1024  # of an evaluation without a loader that are looked at
+ENTRIES = 20_000  # how many collectives torch keeps
+ROWS = 1024  # how many rows of an evaluation without a loader are noted
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -43,7 +43,7 @@ def _members() -> dict[str, list[int]]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     world = dist.distributed_c10d._world
-    # Of a group that this rank is not in there is a mark in place of the group, without a name.
+    # In place of a group that this rank is not in, torch has a mark without a name.
     named = [(world.pg_names[group], ranks) for group, ranks in world.pg_group_ranks.items() if group in world.pg_names]
     return {str(name): sorted(ranks) for name, ranks in named}
 
@@ -63,7 +63,7 @@ class Evaluations:
         self._since: int | None = None  # the last collective before an evaluation that goes on
 
     def evaluated(self, module: nn.Module, step: int, inputs: Any, with_loss: bool) -> None:
-        """Is called after each forward of an outermost module that is not training."""
+        """Notes the forward pass of an outermost module that is not training. Called after each one."""
         latest = self._loaders.latest
         self._loaders.evaluated()
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
@@ -80,7 +80,7 @@ class Evaluations:
         self._records[number] = EvaluationRecord(max(number, NO_LOADER), step, statistics, rows=rows)
 
     def trains(self) -> None:
-        """Is called before each training forward: it ends what was evaluated before it."""
+        """Ends the evaluation before a training forward. Called before each one."""
         if self._since is None:
             return
         called = [entry.operation for entry in _collectives() if entry.record_id > self._since] or ["none"]

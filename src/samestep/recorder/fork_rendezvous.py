@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import TCPStore
 from samestep.world.network import bound
 
 HOST = "127.0.0.1"
-_stores: list[TCPStore] = []  # which live as long as this process
+_stores: list[TCPStore] = []  # stores, which live as long as this process
 
 
 def listen() -> int:
@@ -19,7 +19,7 @@ def listen() -> int:
     """
     listening = bound(HOST, 0)
     os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(listening.getsockname()[1])}
-    # By the first, init_process_group connects to this store; by the second, libraries know that a launcher has run.
+    # The first makes init_process_group connect to this store; the second tells libraries that a launcher has run.
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "samestep"}
     return listening.detach()
 

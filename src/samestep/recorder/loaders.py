@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,17 +14,19 @@ from torch.utils.data.distributed import DistributedSampler
 from samestep.job.foreign import answer, attribute_of, attributes_of, defines, is_a
 from samestep.job.walk import known_leaves
 from samestep.rank.digests import digest_rows
+from samestep.rank.hooks import Hooks
 from samestep.records.script import PassRecord
 
-SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume
-ENDLESS = 4, 10_000  # a sampler that gives more indices than so many times the dataset's rows, and so many, has no end
+ITERATOR: Any = dataloader._BaseDataLoaderIter
+SKIPS = "SkipBatchSampler"  # Accelerate's sampler of the rest of an epoch, after a resume
+ENDLESS = 4, 10_000  # a sampler is endless that gives more indices than 4 times the dataset's rows, and than 10,000
 SEQUENCES = list, tuple, range, Tensor, np.ndarray, np.memmap
 PLAIN = int, str, float, bytes
 
 
 @dataclass
 class Pass:
-    """One pass over a loader, as it goes on. iterator: whose sampler says what it would read next."""
+    """One pass over a loader that is being read. iterator: its sampler tells which rows would be read next."""
 
     loader: int
     length: int | None
@@ -65,7 +66,7 @@ class Pass:
             indices = _indices(batch)
             left -= len(indices or (0,))
             yield indices
-        yield None  # without an end
+        yield None  # the sampler has no end
 
 
 def _indices(batch: Any) -> list[int] | None:
@@ -98,57 +99,50 @@ class Loaders:
         self.epochs_set = 0
         self.latest: int | None = None  # the pass that was read last
         self._loaders: dict[int, tuple[int, object]] = {}  # id -> (number, the loader, so that its id stays its own)
-        self._numbers: dict[object, int] = {}  # what a loader that is made anew in each epoch has alike -> its number
-        self._since: set[int] = set()  # the passes that were read since a forward
+        self._numbers: dict[object, int] = {}  # what a loader keeps that is made anew in each epoch -> its number
+        self._since: set[int] = set()  # the passes that were read since the last forward
         self._datasets: dict[int, tuple[str, object]] = {}
         self._timed, self._begun, self._made_at, self._after_read = timed, begun, made_at, after_read
 
-    def attach(self) -> None:
+    def attach(self, hooks: Hooks) -> None:
         """Patches DataLoader's iterators and DistributedSampler."""
-        base: Any = dataloader._BaseDataLoaderIter
-        init, reset, request, read = base.__init__, base._reset, base._next_index, base.__next__
-        loaders = self
 
-        @functools.wraps(init)
-        def new_init(self: Any, loader: Any) -> None:
-            init(self, loader)
-            loaders._begin(self, loader)
+        def new_init(init: Any, iterator: Any, loader: Any) -> None:
+            init(iterator, loader)
+            self._begin(iterator, loader)
 
-        @functools.wraps(reset)
-        def new_reset(self: Any, loader: Any, first_iter: bool = False) -> None:
-            reset(self, loader, first_iter)
+        def new_reset(reset: Any, iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            reset(iterator, loader, first_iter)
             if not first_iter:
-                loaders._begin(self, loader)
+                self._begin(iterator, loader)
 
-        @functools.wraps(request)
-        def new_request(self: Any) -> Any:
-            batch = request(self)
-            loaders.passes[self._samestep].requested.append(
-                _indices(batch) if self._dataset_kind == dataloader._DatasetKind.Map else None
+        def new_request(request: Any, iterator: Any) -> Any:
+            batch = request(iterator)
+            self.passes[iterator._samestep].requested.append(
+                _indices(batch) if iterator._dataset_kind == dataloader._DatasetKind.Map else None
             )
             return batch
 
-        @functools.wraps(read)
-        def new_read(self: Any) -> Any:
-            number = self._samestep
+        def new_read(read: Any, iterator: Any) -> Any:
+            number = iterator._samestep
             try:
-                data = read(self)
+                data = read(iterator)
             except StopIteration:
-                loaders.passes[number].ended = True
+                self.passes[number].ended = True
                 raise
-            loaders._read(number, data)
-            loaders._timed(loaders._after_read)()
+            self._read(number, data)
+            self._timed(self._after_read)()
             return data
 
-        base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_request, new_read
-        set_epoch = DistributedSampler.set_epoch
+        def new_set_epoch(set_epoch: Any, sampler: Any, epoch: int) -> None:
+            self.epochs_set += 1
+            set_epoch(sampler, epoch)
 
-        @functools.wraps(set_epoch)
-        def new_set_epoch(self: Any, epoch: int) -> None:
-            loaders.epochs_set += 1
-            set_epoch(self, epoch)
-
-        DistributedSampler.set_epoch = new_set_epoch  # type: ignore[method-assign]
+        hooks.attach(ITERATOR, "__init__", new_init)
+        hooks.attach(ITERATOR, "_reset", new_reset)
+        hooks.attach(ITERATOR, "_next_index", new_request)
+        hooks.attach(ITERATOR, "__next__", new_read)
+        hooks.attach(DistributedSampler, "set_epoch", new_set_epoch)
 
     def numbers(self) -> dict[int, int]:
         """Returns the number of each loader, and of its sampler, by their ids."""
@@ -174,7 +168,7 @@ class Loaders:
         self._since.clear()
 
     def _gave(self, number: int, rows: Sequence[str]) -> bool:
-        """Whether the last batch of a pass has tensors that are among a model's rows.
+        """Returns whether the last batch of a pass has tensors that are among a model's rows.
 
         Of the latest pass's own loader each row must be, in another batch than that pass's: a script may look at a
         first batch before it begins an epoch.
@@ -270,22 +264,20 @@ def rows_of(data: Any) -> list[str]:
     return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []
 
 
-def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]) -> None:
+def patch_loaders(
+    hooks: Hooks, read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]
+) -> None:
     """Calls read(iterator, the original) for each batch, and length(loader, its own) when it is first asked: for a
     recording of the batches, or a replay of them."""
-    base: Any = dataloader._BaseDataLoaderIter
-    following, size = base.__next__, DataLoader.__len__
     lengths: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
 
-    @functools.wraps(following)
-    def new_next(self: Any) -> Any:
-        return read(self, following)
+    def new_next(following: Any, iterator: Any) -> Any:
+        return read(iterator, following)
 
-    @functools.wraps(size)
-    def new_len(self: Any) -> int:
-        if id(self) not in lengths:
-            lengths[id(self)] = length(self, size(self)), self
-        return lengths[id(self)][0]
+    def new_len(size: Any, loader: Any) -> int:
+        if id(loader) not in lengths:
+            lengths[id(loader)] = length(loader, size(loader)), loader
+        return lengths[id(loader)][0]
 
-    base.__next__ = new_next
-    DataLoader.__len__ = new_len  # type: ignore[method-assign]
+    hooks.attach(ITERATOR, "__next__", new_next)
+    hooks.attach(DataLoader, "__len__", new_len)

@@ -1,4 +1,4 @@
-"""How often the loops around an optimizer's step go round, as far as their heads say it: `for epoch in range(epochs)`.
+"""Finds the lengths of the loops around an optimizer's step, as far as their heads tell: `for epoch in range(epochs)`.
 
 A head is read from the source, and evaluated with the values that its names have: numbers, attributes of plain objects,
 and lengths of loaders and lists. No function of the user's is called, and no property of an object is asked.
@@ -19,7 +19,7 @@ from samestep.recorder.call_sites import TORCH_AND_THIS
 from samestep.records.script import LoopRecord
 from samestep.world.imports import INSTALLED
 
-DEEPEST = 60  # frames that are looked at
+DEEPEST = 60  # how many frames are looked at
 WRAPPERS = ("enumerate", "tqdm", "trange", "track", "progress_bar", "log_every", "iter")
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda left, right: left + right,
@@ -32,7 +32,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class Unknown(Exception):
-    """A head whose length is not known."""
+    """The head of a loop whose length is not known."""
 
 
 def loops_around(frame: FrameType | None, is_users: Callable[[str], bool]) -> list[LoopRecord]:
@@ -66,7 +66,7 @@ def _of_frame(frame: FrameType, file: str) -> list[LoopRecord]:
         and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         and (node.lineno >= function or frame.f_code.co_name == "<module>")
     ]
-    # What a loop counts by is another value in its next round.
+    # A loop's variable has another value in its next round.
     counted = {name.id for loop in around for name in _names(getattr(loop, "target", None))}
     values = {**frame.f_globals, **frame.f_locals}
     values = {name: value for name, value in values.items() if name not in counted}

@@ -37,8 +37,8 @@ MOVES: tuple[str, ...] = (
 MOVES += ("Index", "AsStrided", "Repeat", "ViewAsReal", "ViewAsComplex", "AccumulateGrad")
 WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint")
 DEVIATIONS = ("StdBackward", "VarBackward", "StdMeanBackward", "VarMeanBackward")
-WRAPPED = 1 << 64  # what a negative dimension is saved as has this added
-LARGEST = 10_000  # nodes of a graph that are looked at
+WRAPPED = 1 << 64  # added to a negative dimension where autograd saves it
+LARGEST = 10_000  # how many nodes of a graph are looked at
 
 
 def scalar_of(loss: Any) -> Tensor | None:
@@ -83,8 +83,8 @@ def nodes_of(outputs: Any) -> set[Any]:
 
 
 def normalises_rows(loss: Tensor, outputs: set[Any]) -> bool:
-    """Whether a loss divides what a model has returned by how far the rows of a batch lie apart: by their deviation or
-    variance, or as batch_norm does in training. What the model does itself shows in what it returns.
+    """Returns whether a loss divides what a model has returned by how far the rows of a batch lie apart: by their
+    deviation or variance, or as batch_norm does in training. What the model does itself shows in what it returns.
 
     outputs: the nodes of what it has returned; where none is known, the whole graph is looked at.
     """
@@ -170,7 +170,7 @@ def _term(node: Any, name: str, weight: float) -> LossRecord:
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
     scores = getattr(node, "_saved_self", None) if name.startswith("NllLoss") else None
     classes = int(scores.shape[1]) if is_a(scores, Tensor) and scores.dim() > 1 else 0
-    # With weights of classes, the total is no number of targets.
+    # Where classes have weights, the total is no number of targets.
     classes = classes if getattr(node, "_saved_weight", None) is None else 0
     if is_a(total, Tensor) and total.numel() == 1 and float(total):
         return LossRecord(weight, reduction, round(float(total)), name, classes=classes)
@@ -183,7 +183,7 @@ def _unmasked(node: Any) -> int:
     if product is None or product.name() != "MulBackward0":
         return 0
     masks = [getattr(product, name, None) for name in ("_saved_other", "_saved_self")]
-    # Of a product the factor that needs no gradient is saved for the other one's alone.
+    # A product saves the factor that needs no gradient, for the gradient of the other factor alone.
     mask = next((mask for mask in masks if is_a(mask, Tensor) and not mask.requires_grad), None)
     if mask is None or mask.numel() != _size(node) or not bool(((mask == 0) | (mask == 1)).all()):
         return 0

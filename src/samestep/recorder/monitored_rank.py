@@ -7,7 +7,6 @@ heartbeat, which the command reads. No tensor is looked at, no collective is cal
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import socket
 import sys
@@ -26,23 +25,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import _utils, dataloader, get_worker_info
 
 from samestep.job.foreign import ById, is_a
+from samestep.rank.hooks import Hooks
 from samestep.recorder.guards import Guard, fault_message
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
 from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS, write_stacks
 from samestep.world.regular_files import read_regular, remove_file
 
-MOST_BYTES = 100  # of a file that names a process
+MOST_BYTES = 100  # the most bytes of a file that names a process
 ITERATOR: Any = dataloader._BaseDataLoaderIter
 FETCHERS: tuple[Any, ...] = (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher)
 
-PLACES: list[tuple[Any, str]] = [
-    (sys.modules["torch.distributed.distributed_c10d"], "init_process_group"),
-    (dist, "init_process_group"),
-    (ITERATOR, "__next__"),
-    *((fetcher, "fetch") for fetcher in FETCHERS),
-]
 guard = Guard()
+hooks = Hooks(guard)
 
 
 def _say_fault(fault: Exception) -> None:
@@ -54,9 +49,8 @@ def attach(folder: Path) -> None:
     """Monitors this process, and those that it forks, where they turn out to be ranks. folder: for their files."""
     rank = MonitoredRank(folder)
     guard.begin(_say_fault)
-    with guard.patching(PLACES):
-        rank.patch_group()
-        rank.patch_loaders()
+    rank.patch_group()
+    rank.patch_loaders()
     rank.note_errors()
     rank.patch_functions()
     register_optimizer_step_post_hook(guard.hook(rank.stepped))
@@ -64,7 +58,7 @@ def attach(folder: Path) -> None:
 
 
 def _tells_of_another_process(error: BaseException) -> bool:
-    """Whether an exception is a launcher's, such as torchrun's, which a rank's end has raised there."""
+    """Returns whether an exception is a launcher's, such as torchrun's, which a rank's end has raised there."""
     kinds = type(error).__mro__
     return any(kind.__module__.startswith(("torch.distributed.elastic.", "torch.multiprocessing.")) for kind in kinds)
 
@@ -74,21 +68,18 @@ class MonitoredRank:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pid = self._worker_pid = 0  # of the process that is a rank, or a loader worker of one
-        self._beside = 0  # of a process that would be the rank that another one is
+        self._pid = self._worker_pid = 0  # of the rank's process, and of this process if it is a loader worker
+        self._beside = 0  # the process that would be a rank which another process is
         self._rank = 0
-        self._thread = 0  # that trains
+        self._thread = 0  # the thread that trains
         self._steps = 0
         self._hook: Any = None
         self._noted: BaseException | None = None  # the exception that was written down
 
     def patch_group(self) -> None:
         """Makes a process a rank when it opens its process group: before, because others may never come."""
-        groups: Any = sys.modules["torch.distributed.distributed_c10d"]
-        init = groups.init_process_group
 
-        @functools.wraps(init)
-        def new_init(*args: Any, **kwargs: Any) -> Any:
+        def new_init(init: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("rank", -1)
             size = kwargs.get("world_size", -1)
             self._open(given if given >= 0 else _number("RANK", 0), size if size > 0 else _number("WORLD_SIZE", 1))
@@ -101,17 +92,14 @@ class MonitoredRank:
                 heartbeat.begin(TRAINING, self._steps)
             return result
 
-        places: tuple[Any, ...] = (groups, dist)
-        for owner in places:
-            owner.init_process_group = new_init
+        # The module whose functions a script may have imported.
+        hooks.attach(dist, "init_process_group", new_init, sys.modules["torch.distributed.distributed_c10d"])
 
     def patch_loaders(self) -> None:
         """Notes when the training waits for a batch, and how long a batch takes to load."""
-        next_batch = ITERATOR.__next__
         begun = ById[None]()
 
-        @functools.wraps(next_batch)
-        def new_next(iterator: Any) -> Any:
+        def new_next(next_batch: Any, iterator: Any) -> Any:
             if get_worker_info() is not None or not self._is_rank():
                 return next_batch(iterator)
             heartbeat.begin(LOADING, self._steps)
@@ -127,15 +115,7 @@ class MonitoredRank:
                     begun.put(iterator, None)
                 heartbeat.begin(TRAINING, self._steps)
 
-        ITERATOR.__next__ = new_next
-        for fetcher in FETCHERS:
-            self._patch_fetch(fetcher)
-
-    def _patch_fetch(self, fetcher: Any) -> None:
-        fetch = fetcher.fetch
-
-        @functools.wraps(fetch)
-        def new_fetch(fetching: Any, index: Any) -> Any:
+        def new_fetch(fetch: Any, fetching: Any, index: Any) -> Any:
             if get_worker_info() and self._worker_pid != os.getpid():
                 self._worker_pid = os.getpid()
                 # Not by its number: two loaders that keep their workers have two of each.
@@ -146,7 +126,9 @@ class MonitoredRank:
             finally:
                 heartbeat.fetched(time.perf_counter_ns() - began, time.thread_time_ns() - cpu)
 
-        fetcher.fetch = new_fetch
+        hooks.attach(ITERATOR, "__next__", new_next)
+        for fetcher in FETCHERS:
+            hooks.attach(fetcher, "fetch", new_fetch)
 
     def stepped(self, *_: Any) -> None:
         """Notes an optimizer step."""
@@ -160,7 +142,7 @@ class MonitoredRank:
         heartbeat.leave()
 
     def _is_rank(self) -> bool:
-        """Whether this process is a rank. One that a rank has forked becomes one by its process group alone."""
+        """Returns whether this process is a rank. One that a rank has forked becomes one by its process group alone."""
         if not self._pid:
             self._open(_number("RANK", 0), _number("WORLD_SIZE", 1))
         return self._pid == os.getpid()
@@ -206,20 +188,17 @@ class MonitoredRank:
 
     def patch_functions(self) -> None:
         """Writes down the exception of a function that is a process of its own: whoever calls it there catches it."""
-        spawning: Any = sys.modules["torch.multiprocessing.spawn"]  # the function spawn hides it
-        process: Any = BaseProcess
-        wrap, run = spawning._wrap, process.run
 
-        # Pickled by its name, which a spawned process finds in its own torch: monitored there, or as torch has it.
-        @functools.wraps(wrap)
-        def new_wrap(function: Callable[..., Any], index: int, *rest: Any) -> Any:
-            return wrap(self._noting(function, index), index, *rest)
+        def new_wrap(wrap: Any, function: Callable[..., Any], index: int, *arguments: Any) -> Any:
+            return wrap(self._noting(function, index), index, *arguments)
 
-        @functools.wraps(run)
-        def new_run(own: BaseProcess) -> None:
-            self._noting(run, _number("RANK", NONE))(own)
+        def new_run(run: Any, process: BaseProcess) -> None:
+            self._noting(run, _number("RANK", NONE))(process)
 
-        spawning._wrap, process.run = new_wrap, new_run
+        # Pickled by its name, which a spawned process finds in its own torch: monitored there, or as torch has it. The
+        # module by its name, too, which the function spawn hides.
+        hooks.attach(sys.modules["torch.multiprocessing.spawn"], "_wrap", new_wrap)
+        hooks.attach(BaseProcess, "run", new_run)
 
     def _noting(self, function: Callable[..., Any], rank: int) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
@@ -261,7 +240,7 @@ class MonitoredRank:
 
 
 def _is_alive(file: Path) -> bool:
-    """Whether the process that a pid file names lives."""
+    """Returns whether the process that a pid file names lives."""
     with suppress(OSError, ValueError):
         return os.path.exists(f"/proc/{int(read_regular(file, MOST_BYTES).partition(b'@')[0])}")
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import product
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from samestep.rank.shards import block_of, is_shard
 from samestep.recorder import sharding
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.pieces import Pieces
-from samestep.recorder.sharding import Flattened, OnClip, OnGradient
+from samestep.recorder.sharding import Flattened, OnGradient
 from samestep.recorder.window import dtype_name
 from samestep.records.script import COMPRESSED, LOCAL_PIECE, TAKEN
 
@@ -92,7 +93,7 @@ def sample_of(tensor: Tensor) -> Tensor:
 
 
 class TakenGradients:
-    """The gradients that a step has taken and that nothing has cleared since. left: names of their parameters, as of
+    """The gradients that a step has taken and that were not cleared afterwards. left: the names of their parameters, at
     the latest backward pass, which has added to them.
 
     A gradient that is written to in between, as by zero_() or a decay, is another one.
@@ -136,10 +137,10 @@ class Parameters:
 
     by_name: the trained ones. start: digests of the first weights. shards: names of those each element of which is on
     one rank. splits: whether they are of a tensor-parallel model. cut: cuts gradients into what ranks hold of them.
-    on_gradient, on_clip: called with each gradient that this rank computes, and before FSDP clips.
+    on_gradient: called with each gradient that this rank computes.
     """
 
-    def __init__(self, world_size: int, on_gradient: OnGradient, on_clip: OnClip) -> None:
+    def __init__(self, world_size: int, on_gradient: OnGradient) -> None:
         self.by_name: dict[str, nn.Parameter] = {}
         self.start: dict[str, int] = {}
         self.shards: list[str] = []
@@ -148,17 +149,18 @@ class Parameters:
         self.uniform: list[str] = []
         self.cut: Cut | None = None
         self.flattened = Flattened(world_size)
-        self._world_size, self._on_gradient, self._on_clip = world_size, on_gradient, on_clip
+        self._world_size, self._on_gradient = world_size, on_gradient
         self._names: dict[int, str] = {}  # id of a parameter -> its name
-        self._modules: list[Any] = []  # outermost ones that have been trained
-        self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
+        self._modules: list[Any] = []  # outermost modules that have been trained
+        self._frozen: dict[int, nn.Module] = {}  # outermost modules without trainable parameters, by their ids
         self._moves: dict[str, Moves] = {}
         self._taken_gradients = TakenGradients()
         self.ties: list[tuple[str, str]] = []
-        self._digests: dict[str, int] = {}  # of what this rank holds, before the step that comes next
+        self._digests: dict[str, int] = {}  # digests of this rank's parameters before the next step
         self._hooks: list[Any] = []
-        self._unsharded: dict[int, Tensor] = {}  # what stands for shards in a forward pass, and for some time after it
-        self._has_unseen_shards = False  # that were never seen as such
+        # Tensors that stand for shards during a forward pass, and for some time after it.
+        self._unsharded: dict[int, Tensor] = {}
+        self._has_unseen_shards = False  # whether there are shards that were never seen unsharded
         self.pieces, self._data = Pieces(), dict[int, int]()  # id of FSDP2's parameters -> dimensions of its mesh
 
     @property
@@ -173,7 +175,7 @@ class Parameters:
         return [name for name, parameter in named if parameter.requires_grad]
 
     def is_trained(self, parameter: Tensor) -> bool:
-        """Whether a parameter is one of those that are trained, or stands for one in a forward pass."""
+        """Returns whether a parameter is one of those that are trained, or stands for one in a forward pass."""
         return id(parameter) in self._names or id(parameter) in self._unsharded
 
     def add(self, module: nn.Module) -> None:
@@ -181,7 +183,6 @@ class Parameters:
         passing = sharding.unsharded(module)
         trained = {number for number, tensor in passing.items() if tensor.requires_grad}
         self._has_unseen_shards = self._has_unseen_shards or bool(trained - {*self._unsharded})
-        self.flattened.patch_clipping(module, self._on_clip)
         new = [(plain(name), p) for name, p in named_parameters_in(module) if p.requires_grad]
         new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
         if not new:
@@ -197,7 +198,7 @@ class Parameters:
         names: dict[int, str] = {}
         for name, parameter in new:
             name = f"{prefix}{name}"
-            if name in self.by_name:  # of another model
+            if name in self.by_name:  # a parameter of another model
                 name = f"{type(module).__name__} {len(self._modules)}: {name}"
             names[id(parameter)], self.by_name[name] = name, parameter
             self.shapes[name] = [*parameter.shape]
@@ -212,7 +213,8 @@ class Parameters:
         self._add_to_start(self._of_whole_parameters(self._digests))
 
     def _has_copies(self, parameter: Tensor) -> bool:
-        """Whether other ranks may hold the same elements. Of what is sharded over all, each rank holds other ones."""
+        """Returns whether other ranks may hold the same elements. Of what is sharded over all, each rank holds other
+        ones."""
         is_piece = is_shard(parameter) and not sharding.is_whole_in_world(parameter, self._world_size)
         return is_piece or not sharding.is_sharded(parameter)
 
@@ -221,15 +223,15 @@ class Parameters:
         if id(module) not in self._frozen:
             self._frozen[id(module)] = module
             held = {**dict(named_parameters_in(module)), **dict(named_buffers_in(module))}
-            whole = {n: t for n, t in held.items() if not is_lazy(t) and not sharding.is_sharded(t)}
+            unsharded = {n: t for n, t in held.items() if not is_lazy(t) and not sharding.is_sharded(t)}
             passing = sharding.unsharded(module)
-            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in whole.items() if id(t) not in passing}
+            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in unsharded.items() if id(t) not in passing}
             self._add_to_start(sharding.digests_of({n: t for n, t in named.items() if n not in self.start}))
 
     def _rounds(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter has 16 bits, and the rank holds it whole."""
-        whole = not sharding.is_sharded(parameter) and id(parameter) not in self.flattened.parts
-        return whole and parameter.dtype in (torch.bfloat16, torch.float16)
+        """Returns whether a parameter has 16 bits, and the rank holds it whole."""
+        is_unsharded = not sharding.is_sharded(parameter) and id(parameter) not in self.flattened.parts
+        return is_unsharded and parameter.dtype in (torch.bfloat16, torch.float16)
 
     def _ties(self, module: nn.Module) -> list[tuple[str, str]]:
         """Returns (embedding, output layer) pairs of parameters that begin with the same values."""
@@ -237,13 +239,13 @@ class Parameters:
         for part in parts_in(module):
             if type(part) in weights and id(part.weight) in self._names:
                 weights[type(part)].append(self._names[id(part.weight)])
-        return [
-            (embedding, head)
-            for embedding in weights[nn.Embedding]
-            for head in weights[nn.Linear]
-            if embedding != head and self._digests[embedding] == self._digests[head]
-            if self.by_name[embedding].numel() > 1 and bool((self.by_name[embedding] != 0).any())
-        ]
+        ties = []
+        for embedding, head in product(weights[nn.Embedding], weights[nn.Linear]):
+            if embedding == head or self._digests[embedding] != self._digests[head]:
+                continue
+            if self.by_name[embedding].numel() > 1 and bool((self.by_name[embedding] != 0).any()):
+                ties.append((embedding, head))
+        return ties
 
     def _watch_gradients(self, module: nn.Module, names: Mapping[int, str]) -> None:
         """Calls on_gradient with this rank's own gradients of new parameters, also of sharded ones."""
@@ -255,9 +257,9 @@ class Parameters:
                     parameter.register_hook(recorder_guard.hook(functools.partial(self._on_gradient, name)))
                 )
         sharded = {id(parameter): name for name, parameter in new.items() if is_shard(parameter)}
-        whole = [n for n in sharded.values() if sharding.is_whole_in_world(new[n], self._world_size)]
-        if not self.splits and len(whole) == len(sharded):
-            self.shards += whole
+        whole_names = [n for n in sharded.values() if sharding.is_whole_in_world(new[n], self._world_size)]
+        if not self.splits and len(whole_names) == len(sharded):
+            self.shards += whole_names
         else:
             self._note_pieces(new)
         self.shards += self.flattened.shards(names)
@@ -314,8 +316,8 @@ class Parameters:
 
     def sums(self) -> dict[str, Tensor]:
         """Returns the compressed sums of the weights; of sharded ones this rank's part."""
-        whole = {n: p for n, p in self.by_name.items() if id(p) not in self.flattened.parts}
-        held = {n: p for n, p in whole.items() if n in self.shards or not sharding.is_sharded(p)}
+        unflattened = {n: p for n, p in self.by_name.items() if id(p) not in self.flattened.parts}
+        held = {n: p for n, p in unflattened.items() if n in self.shards or not sharding.is_sharded(p)}
         return {n: sharding.sums_of_part(p) for n, p in held.items() if not sharding.is_partitioned(p)}
 
     def begin_backward(self) -> None:
@@ -326,8 +328,8 @@ class Parameters:
 
     def uncleared(self, held: Iterable[str]) -> list[str]:
         """Returns the names of those whose gradient of the optimizer's step before is still in that of this step."""
-        whole = [name for name in held if id(self.by_name[name]) not in self.flattened.parts]
-        return self._taken_gradients.end_step(whole, self.by_name)
+        unflattened = [name for name in held if id(self.by_name[name]) not in self.flattened.parts]
+        return self._taken_gradients.end_step(unflattened, self.by_name)
 
     def after_step(self) -> tuple[dict[str, int], list[str]]:
         """Returns (digests of the whole parameters, names of all that have moved since the step before)."""
@@ -339,7 +341,7 @@ class Parameters:
         return self._of_whole_parameters(digests), moved
 
     def hides_shards(self) -> bool:
-        """Whether some are sharded in a way that is not judged."""
+        """Returns whether some are sharded in a way that is not judged."""
         return self._has_unseen_shards or self.flattened.hides
 
     def precisions(self) -> set[str]:

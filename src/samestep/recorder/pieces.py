@@ -1,8 +1,7 @@
-"""Which pieces a rank holds of a model that is divided over the ranks of device meshes."""
+"""Records the pieces of a rank, of a model that is divided over the ranks of device meshes."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from samestep.job.foreign import is_a
 from samestep.job.walk import known_leaves
+from samestep.rank.hooks import Hooks
 from samestep.rank.shards import place_of
 from samestep.records.script import Kind, MeshRecord, PieceRecord
 
@@ -24,7 +24,6 @@ class Pieces:
         self.by_name: dict[str, PieceRecord] = {}
         self.divides_inputs = False
         self._inputs: set[int] = set()  # addresses of what the present forward is given
-        self._from_local: Any = None
 
     def note(self, name: str, tensor: Any, data: int = 0) -> None:
         """Notes which piece of a DTensor this rank holds. data: how many dimensions of the mesh are FSDP's."""
@@ -46,24 +45,21 @@ class Pieces:
 
     def begin_forward(self, inputs: Any) -> None:
         """Notes the inputs of a forward, which may be given to DTensor.from_local as pieces."""
-        if DTENSOR not in sys.modules:
-            return
-        if self._from_local is None:
-            self._patch_from_local()
-        self._inputs = {leaf.data_ptr() for leaf in known_leaves(inputs) if is_a(leaf, Tensor) and leaf.numel()}
+        if DTENSOR in sys.modules:
+            self._inputs = {leaf.data_ptr() for leaf in known_leaves(inputs) if is_a(leaf, Tensor) and leaf.numel()}
 
-    def _patch_from_local(self) -> None:
-        kind = sys.modules[DTENSOR].DTensor
-        self._from_local = from_local = kind.from_local
+    def attach(self, hooks: Hooks) -> None:
+        """Patches DTensor.from_local."""
 
-        @functools.wraps(from_local)
-        def new_from_local(local: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any) -> Any:
+        def new_from_local(
+            from_local: Any, local_tensor: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any
+        ) -> Any:
             cut = any(hasattr(placement, "dim") for placement in placements or ())
-            if cut and is_a(local, Tensor) and local.numel() and local.data_ptr() in self._inputs:
-                self.divides_inputs = True
-            return from_local(local, device_mesh, placements, **kwargs)
+            if cut and is_a(local_tensor, Tensor) and local_tensor.numel():
+                self.divides_inputs |= local_tensor.data_ptr() in self._inputs
+            return from_local(local_tensor, device_mesh, placements, **kwargs)
 
-        kind.from_local = staticmethod(new_from_local)
+        hooks.after_import(DTENSOR, lambda: hooks.attach(sys.modules[DTENSOR].DTensor, "from_local", new_from_local))
 
 
 def _kinds(tensor: Any) -> list[Kind]:

@@ -21,11 +21,10 @@ from torch import Tensor, fx, nn
 
 from samestep.job.foreign import is_a, named_parameters_in, parameters_in
 from samestep.message import Message, message
+from samestep.rank.hooks import Hooks
 from samestep.rank.shards import is_shard
 from samestep.recorder.batches import copied
-from samestep.recorder.guards import recorder_guard
 from samestep.recorder.parameters import plain
-from samestep.recorder.patches import after_import
 from samestep.recorder.random_numbers import random_states
 from samestep.recorder.sharding import digests_of
 from samestep.records.call_site import Call
@@ -81,8 +80,8 @@ class TracedStages:
 
 
 class Pipelines:
-    """Records the pipeline of this rank. keep: whether to keep what the chain needs. steps_done: returns the optimizer
-    steps so far. note: called with what is made or called, from the user's line."""
+    """Records the pipeline of this rank. keep: whether to keep the stages and inputs for the chain. steps_done: returns
+    the optimizer steps so far. note: called with what is made or called, from the user's line."""
 
     def __init__(
         self, folder: Path, world: World, *, keep: bool, steps_done: Callable[[], int], note: Callable[[Call], None]
@@ -90,15 +89,15 @@ class Pipelines:
         self._folder, self._world, self._keep = folder, world, keep
         self._steps_done, self._note = steps_done, note
         self.kept = KeptStages()
-        self.schedule: Any = None  # the one that is trained
+        self.schedule: Any = None  # the schedule that is trained
         self.traced: TracedStages | None = None
-        self._pipe: Any = None  # of the tracer, until the first step
+        self._pipe: Any = None  # the tracer's result, until the first step
         self._module_of: Any = None  # the tracer's function, unpatched
         self._model: dict[str, int] = {}  # digests of the model that the stages are cut out of
 
-    def attach(self) -> None:
+    def attach(self, hooks: Hooks) -> None:
         """Patches torch's schedules when they are imported, which takes long."""
-        after_import(SCHEDULES, self._patch_guarded)
+        hooks.after_import(SCHEDULES, functools.partial(self._patch, hooks))
 
     def records(self) -> list[StageRecord]:
         return self.kept.stages
@@ -108,46 +107,44 @@ class Pipelines:
         if self.schedule is not None:
             replace_by(self._folder / STAGES.format(self._world.rank), lambda file: _dump(self.kept, file), sync=False)
 
-    def _patch_guarded(self) -> None:
-        schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
-        places = [(schedule, name) for name in ("__init__", "_check_inputs", "_maybe_compute_loss")]
-        places += [(stage, name) for name in ("__init__", "forward_one_chunk")]
-        with recorder_guard.patching([*places, (sys.modules[TRACER].Pipe, "get_stage_module")]):
-            self._patch()
-
-    def _patch(self) -> None:
+    def _patch(self, hooks: Hooks) -> None:
         schedule, stage = sys.modules[SCHEDULES]._PipelineSchedule, sys.modules[STAGE]._PipelineStageBase
         pipe = sys.modules[TRACER].Pipe
-        self._module_of = module_of = pipe.get_stage_module
+        self._module_of = pipe.get_stage_module
 
-        @functools.wraps(module_of)
-        def new_module_of(traced_pipe: Any, stage_idx: int) -> Any:
+        def new_module_of(module_of: Any, traced_pipe: Any, stage_idx: int) -> Any:
             self._pipe = traced_pipe if self._keep else None
             return module_of(traced_pipe, stage_idx)
 
-        pipe.get_stage_module = new_module_of
-        schedule.__init__ = self._noting(schedule.__init__, "pipeline schedule")
-        stage.__init__ = self._noting(stage.__init__, "pipeline stage", self._find_model)
-        check, forward, loss = schedule._check_inputs, stage.forward_one_chunk, schedule._maybe_compute_loss
+        def new_schedule(init: Any, made: Any, /, *args: Any, **kwargs: Any) -> None:
+            self._note("pipeline schedule")
+            init(made, *args, **kwargs)
 
-        @functools.wraps(check)
+        def new_stage(init: Any, made: Any, /, *args: Any, **kwargs: Any) -> None:
+            self._note("pipeline stage")
+            init(made, *args, **kwargs)
+            self._find_model(made)
+
         def new_check(
-            running_schedule: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, *rest: Any
+            check: Any,
+            running_schedule: Any,
+            arg_mbs: Any = None,
+            kwarg_mbs: Any = None,
+            target_mbs: Any = None,
+            *arguments: Any,
         ) -> Any:
-            checked = check(running_schedule, arg_mbs, kwarg_mbs, target_mbs, *rest)
+            checked = check(running_schedule, arg_mbs, kwarg_mbs, target_mbs, *arguments)
             if running_schedule._has_backward and torch.is_grad_enabled():
                 self._note("pipeline step")
                 self._begin(running_schedule, checked[0], checked[1], target_mbs)
             return checked
 
-        @functools.wraps(forward)
-        def new_forward(running_stage: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        def new_forward(forward: Any, running_stage: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if self._keep and self.kept.calls and running_stage.has_backward:
                 self.kept.calls[-1].random_states[running_stage.stage_index, fwd_chunk_id] = random_states()
             return forward(running_stage, fwd_chunk_id, *args, **kwargs)
 
-        @functools.wraps(loss)
-        def new_loss(running_schedule: Any, last_stage: Any, *args: Any, **kwargs: Any) -> Any:
+        def new_loss(loss: Any, running_schedule: Any, last_stage: Any, *args: Any, **kwargs: Any) -> Any:
             before = len(running_schedule._internal_losses)
             result = loss(running_schedule, last_stage, *args, **kwargs)
             if running_schedule._has_backward and self.kept.calls:
@@ -159,19 +156,12 @@ class Pipelines:
                 )
             return result
 
-        schedule._check_inputs, stage.forward_one_chunk = new_check, new_forward
-        schedule._maybe_compute_loss = new_loss
-
-    def _noting(
-        self, init: Callable[..., None], call: Call, then: Callable[[Any], None] = lambda made: None
-    ) -> Callable[..., None]:
-        @functools.wraps(init)
-        def new_init(made: Any, *args: Any, **kwargs: Any) -> None:
-            self._note(call)
-            init(made, *args, **kwargs)
-            then(made)
-
-        return new_init
+        hooks.attach(pipe, "get_stage_module", new_module_of)
+        hooks.attach(schedule, "__init__", new_schedule)
+        hooks.attach(schedule, "_check_inputs", new_check)
+        hooks.attach(schedule, "_maybe_compute_loss", new_loss)
+        hooks.attach(stage, "__init__", new_stage)
+        hooks.attach(stage, "forward_one_chunk", new_forward)
 
     def _find_model(self, stage: Any) -> None:
         """Takes the digests of the whole model, where this rank has it: a module with more than the stage's weights."""
@@ -227,7 +217,7 @@ class Pipelines:
         pipe, self._pipe = self._pipe, None
         if pipe is not None and all(self._module_of(pipe, index) is module for index, module in modules.items()):
             self.kept.traced = True
-            if pipe.num_stages - 1 in modules:  # this rank plays the chain
+            if pipe.num_stages - 1 in modules:  # this rank plays the chain of stages
                 self.traced = TracedStages(copy.deepcopy(pipe.split_gm), pipe.replicated_params)
             return
         file = io.BytesIO()

@@ -21,14 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.rank.hooks import Hooks
 from samestep.recorder.patches import in_backward
 from samestep.records.script import RandomRecord
+from samestep.records.torch_collectives import OF_ONE_TENSOR
 
 RAND = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"]
 FUNCTIONS = [*RAND, "normal", "bernoulli", "multinomial", "poisson"]
 METHODS = ["normal_", "uniform_", "random_", "bernoulli_", "exponential_", "bernoulli", "multinomial"]
 DRAWS: list[tuple[Any, str]] = [*((torch, name) for name in FUNCTIONS), *((Tensor, name) for name in METHODS)]
-SHARES: list[tuple[Any, str]] = [(torch.distributed, name) for name in ("broadcast", "all_reduce")]
+SHARES = [function.name for function in OF_ONE_TENSOR if function.to_all and function.is_in_place]
 
 
 def random_states() -> list[Tensor]:
@@ -75,21 +77,15 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def patch_shares(before: Callable[[Tensor], None]) -> None:
+def patch_shares(hooks: Hooks, before: Callable[[Tensor], None]) -> None:
     """Calls before(tensor) for each tensor that all ranks are given in common."""
-    for owner, name in SHARES:
-        _patch_share(owner, name, before)
 
-
-def _patch_share(owner: Any, name: str, before: Callable[[Tensor], None]) -> None:
-    share = getattr(owner, name)
-
-    @functools.wraps(share)
-    def new_share(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def new_share(share: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         before(tensor)
         return share(tensor, *args, **kwargs)
 
-    setattr(owner, name, new_share)
+    for name in SHARES:
+        hooks.attach(torch.distributed, name, new_share)
 
 
 @dataclass
@@ -111,7 +107,8 @@ class Randoms:
         self._in_model: list[ModelDraw] | None = None  # of the forward that goes on
 
     def before(self, step: int) -> str:
-        """Is called before each training forward. Returns the digest of torch's state where `step` has none yet."""
+        """Returns the digest of torch's random state, where `step` has none yet. Called before each training
+        forward."""
         if len(self.record.draws) > step:
             return ""
         if not self.record.states:
@@ -120,7 +117,7 @@ class Randoms:
         return torch_state()
 
     def after(self, step: int, before: str) -> None:
-        """Is called after each training forward, with what before() has returned."""
+        """Notes the digest that before() has returned. Called after each training forward."""
         if before:
             self.record.draws.extend([""] * (step - len(self.record.draws)))
             self.record.draws.append(self._state_of_noise(before))
@@ -163,22 +160,16 @@ class Drawn:
     after_read: bool = False
 
 
-def patch_draws(around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+def patch_draws(hooks: Hooks, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
     """Calls around(call) for each of torch's functions that draw random numbers, instead of it."""
-    for owner, name in DRAWS:
-        _patch_draw(owner, name, around)
 
-
-def _patch_draw(owner: Any, name: str, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
-    draw = getattr(owner, name)
-
-    @functools.wraps(draw)
-    def new_draw(*args: Any, **kwargs: Any) -> Any:
+    def new_draw(draw: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or in_backward():
             return draw(*args, **kwargs)
         return around(functools.partial(draw, *args, **kwargs))
 
-    setattr(owner, name, new_draw)
+    for owner, name in DRAWS:
+        hooks.attach(owner, name, new_draw)
 
 
 def joined_draws(parts: Sequence[Tensor], shape: torch.Size) -> Tensor | None:

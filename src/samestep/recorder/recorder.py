@@ -18,10 +18,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.job.foreign import ById, parameters_in
-from samestep.recorder import call_sites, patches, row_draws, sharding
+from samestep.rank.hooks import Hooks
+from samestep.recorder import patches, sharding
 from samestep.recorder.batches import holds_loss
 from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
+from samestep.recorder.group_operations import FirstForward, GroupOperations
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
@@ -32,8 +34,7 @@ from samestep.recorder.random_numbers import Randoms
 from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
-from samestep.recorder.talks import FirstForward, Talks
-from samestep.recorder.untrained import Untrained, patch_copies
+from samestep.recorder.untrained_tensors import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
 from samestep.records.files import write
@@ -54,11 +55,6 @@ from samestep.records.script import (
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
-PLACES_OF_TORCH: list[tuple[Any, str]] = [
-    *patches.PATCHED,
-    *((owner, name) for owner, name, _ in call_sites.PLACES),
-    *row_draws.PATCHED,
-]
 IMPORTED = ("lightning", "transformers", "deepspeed", "horovod")
 
 
@@ -132,7 +128,7 @@ class OptimizerSteps:
     ) -> None:
         self._begin, self._take, self._around_call, self._end = begin, take, around_call, end
         self.only: Optimizer | None = None
-        self.depth = 0  # of steps that go on inside of each other
+        self.depth = 0  # how many steps are inside of each other
         self._hooks: list[Any] = []
 
     def attach(self) -> None:
@@ -184,37 +180,38 @@ class Recorder:
 
     def __init__(self, plan: ScriptPlan, world: World, enough: Callable[[ScriptRecord], None]) -> None:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
-        self.timed, self.ended = Timed(), False
-        self._reduces_in_forward = False
-        self._functions = set[str]()  # of the first step's losses
+        # The functions of a replay end it by themselves.
+        self.hooks = Hooks(None if plan.replay else recorder_guard)
+        self.timed, self.ended, self._reduces_in_forward = Timed(), False, False
+        self._functions = set[str]()  # the functions of the first step's losses
         self._gathers = False  # whether tensors were gathered since the last backward pass
         self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
         self.on_restart: Callable[[], None] = lambda: None
         # Called around each step of an engine, with its optimizer, and whether the step was taken.
         self.before_engine_step: Callable[[Any], None] = lambda optimizer: None
         self.after_engine_step: Callable[[Any, bool], None] = lambda optimizer, taken: None
-        self._engine_rates: list[float] = []  # before its step, which advances its schedule, too
+        self._engine_rates: list[float] = []  # the rates before the engine's step, which also advances its schedule
         self._alone = StepsAlone(self._folder, world)
         self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
         self.engine: Any = None
-        self.parameters = Parameters(world.size, on_gradient=self._add_gradient, on_clip=self._clip)
+        self.parameters = Parameters(world.size, on_gradient=self._add_gradient)
         self.window, self.steps = Window(), list[StepRecord]()
-        self._taken: dict[str, Tensor] = {}  # the gradients of the step that goes on
-        self._buffers: dict[str, int] = {}  # their digests after the first step
+        self._taken: dict[str, Tensor] = {}  # the gradients of the present step
+        self._buffers: dict[str, int] = {}  # digests of the buffers after the first step
         self._backward_depth = 0
         self._optimizer_steps = OptimizerSteps(
             begin=self._begin_step, take=self._take, around_call=self._around_closure, end=self._after_step
         )
         self._first_sums: dict[str, Tensor] = {}  # of the weights before the first step
-        self._settings: dict[int, list[GroupSettings]] = {}  # id of an optimizer -> of its last step
+        self._settings: dict[int, list[GroupSettings]] = {}  # id of an optimizer -> its settings in the last step
         self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
-        self._loops = list[LoopRecord]()  # around the first step
+        self._loops = list[LoopRecord]()  # the loops around the first step
         self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), patches.Saves()
         self._row_draws = RowDraws(self._folder, world.rank, self._randoms)
         self._reductions = patches.Reductions()
         folder = Path.cwd() if plan.module else Path(plan.script).parent
-        self.talks, self._first_forward = Talks(world.rank), FirstForward(self._sites_are_users)
-        self._located = ById[None]()  # whose lines are noted
+        self.group_operations, self._first_forward = GroupOperations(world.rank), FirstForward(self._sites_are_users)
+        self._located = ById[None]()  # objects whose lines are noted
         self._sites = CallSites(str(folder), lambda: len(self.steps))
         self.pipelines = Pipelines(
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
@@ -224,23 +221,25 @@ class Recorder:
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
+        hooks = self.hooks
         self._optimizer_steps.attach()
-        patches.patch_forwards(self._around_forward)
-        patches.patch_autograd(self._begin_backward, self._end_backward)
-        patches.patch_clipping(self._clip)
-        patches.patch_scaler(self._unscale)
-        patches.patch_zero_grad(self._zero_grad)
-        patches.patch_gathers(self._gather)
-        self._reductions.attach()
-        patches.patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
-        self.loaders.attach()
+        patches.patch_forwards(hooks, self._around_forward)
+        patches.patch_autograd(hooks, self._begin_backward, self._end_backward)
+        patches.patch_clipping(hooks, self._clip)
+        patches.patch_scaler(hooks, self._unscale)
+        patches.patch_zero_grad(hooks, self._zero_grad)
+        patches.patch_gathers(hooks, self._gather)
+        self._reductions.attach(hooks)
+        patches.patch_autocast(hooks, lambda dtype: self.window.autocast.add(dtype_name(dtype)))
+        self.loaders.attach(hooks)
         if not self._plan.replay:  # which draws what the ranks have drawn
-            self._row_draws.attach()
-        patches.patch_schedulers(self._schedulers.append)
-        self._saves.attach(lambda: len(self.steps))
-        self._sites.attach()
-        self.pipelines.attach()
-        patch_copies(self._untrained.copies)
+            self._row_draws.attach(hooks)
+        patches.patch_schedulers(hooks, self._schedulers.append)
+        self._saves.attach(hooks, lambda: len(self.steps))
+        self._sites.attach(hooks)
+        self.pipelines.attach(hooks)
+        self.parameters.pieces.attach(hooks)
+        patch_copies(hooks, self._untrained.copies)
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
@@ -251,6 +250,7 @@ class Recorder:
     def release(self) -> None:
         """Ends the recording, and lets go of the model: the training frees it, and its process group, when it will."""
         self.ended = True
+        self.hooks.detach()
         self._optimizer_steps.detach()
         self.parameters.release()
         self._sites.release()
@@ -295,7 +295,7 @@ class Recorder:
             divides_inputs=self.parameters.pieces.divides_inputs,
             reduces_in_forward=self._reduces_in_forward,
             stages=self.pipelines.records(),
-            talks=self.talks.records(),
+            talks=self.group_operations.records(),
             shapes=self.parameters.shapes,
             uniform=self.parameters.uniform,
             modules=self._first_forward.modules,
@@ -330,7 +330,7 @@ class Recorder:
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
         before, begun = self.timed(self._randoms.before)(step), self._reductions.begun
-        with self.talks.forward(), self._first_forward.watched(module):
+        with self.group_operations.forward(), self._first_forward.watched(module):
             output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
         self.timed(self._randoms.after)(step, before)
         if not self.steps:
@@ -401,7 +401,8 @@ class Recorder:
     def _add_module(self, module: nn.Module) -> None:
         if self.engine is None and sharding.is_engine(module):
             self.engine = module
-            sharding.patch_engine_step(module, self._before_engine_step, self._after_engine_step)
+            sharding.patch_engine_step(self.hooks, module, self._before_engine_step, self._after_engine_step)
+        self.parameters.flattened.patch_clipping(self.hooks, module, self._clip)
         self.parameters.add(module)
         self._untrained.add(module)
 
@@ -525,7 +526,7 @@ class Recorder:
         self.after_engine_step(optimizer, taken)
         if taken:
             self._optimizer_steps.after(optimizer)
-        else:  # the losses' factor was too large
+        else:  # the factor of the losses was too large
             self._optimizer_steps.depth -= 1
             self.window = Window()
 

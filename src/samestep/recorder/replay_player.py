@@ -13,10 +13,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.bounds import COMPUTED_ROWS_APART_FIRST, COMPUTED_ROWS_APART_LATER, LEAST_OF_FIRST_GRADIENT
 from samestep.job.foreign import attribute_of, is_a, named_buffers_in, named_parameters_in
 from samestep.message import Message, message
 from samestep.rank.shards import block_of
-from samestep.recorder.alike_replicas import AlikeReplicas
 from samestep.recorder.batches import (
     CannotJoin,
     RowOrder,
@@ -39,6 +39,7 @@ from samestep.recorder.one_rank import (
     make_meshes_of_one_rank,
     tell_ranks,
 )
+from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
 from samestep.recorder.patches import in_backward, make_gradients_small, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
@@ -48,9 +49,6 @@ from samestep.recorder.whole_weights import WholeWeights
 from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
 
-NEAR_ROWS = 1e-4, 1e-2  # how near rows that are computed of a batch are to the ranks', at the first step and later
-MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
-
 
 class ReplayPlayer:
     """Feeds one process the batches of several. leave: ends the process with the result."""
@@ -59,11 +57,11 @@ class ReplayPlayer:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
         self._ranks = self._read(folder)
-        # Of a model that the script divides itself, what is whole shows when the model is there.
+        # Which tensors of a model that the script divides itself are whole is known once the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
         self._gathered = GatheredWithHistory()
-        are_alike = len(plan.by_hand) > 1 and plan.told_ranks == plan.ranks
-        self._alike = AlikeReplicas(plan.by_hand, self.stop) if are_alike else None
+        stands_for_all = len(plan.by_hand) > 1 and plan.told_ranks == plan.ranks
+        self._one_rank = OneRankForReplicas(plan.by_hand, self.stop) if stands_for_all else None
         self._start, self._end = (
             (self._hand.buffers(name) if self._hand else _weights(folder, name, self._ranks)) for name in (START, END)
         )
@@ -74,10 +72,10 @@ class ReplayPlayer:
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._lengths_asked = 0
         self._events = self._draws = 0  # forwards and backward passes that have begun; numbers drawn since the last
-        self._read_since = self._inside = False  # whether a batch was read since; whether a forward goes on
+        self._read_since = self._inside = False  # whether a batch was read since then; whether a forward is running
         self._loaded: set[str] = set()
-        self._rates: list[list[Any]] = []  # the replay's own, of the steps that go on
-        self._groups: list[list[dict[str, Any]]] = []  # of the optimizers of these steps
+        self._rates: list[list[Any]] = []  # the rates of the replay's present steps
+        self._groups: list[list[dict[str, Any]]] = []  # the groups of these steps' optimizers
         self._base_rates: list[list[float]] = []
         first = self._ranks[0]
         self._from_loader = bool(first.passes)
@@ -86,7 +84,7 @@ class ReplayPlayer:
         self._by_rank = not plan.in_turn and any(rank.draws or rank.batch_norm for rank in self._ranks)
 
     def _read(self, folder: Path) -> list[ReplayData]:
-        """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
+        """Reads the files that the ranks have kept. Classes that the script defines are not known before it runs."""
         paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
         try:
             return [torch.load(path, weights_only=False) for path in paths]
@@ -127,23 +125,24 @@ class ReplayPlayer:
         """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
         if why := self.why_not():
             self.stop(why)
-        make_meshes_of_one_rank(self._alike.refuse_mesh if self._alike else lambda ranks: None)
-        leave_losses_whole()
-        allow_batches_of_all_ranks()
-        if self.told_ranks > 1 and not self._alike:
-            tell_ranks(self.told_ranks)
+        hooks = self._recorder.hooks
+        make_meshes_of_one_rank(hooks, self._one_rank.refuse_mesh if self._one_rank else lambda ranks: None)
+        leave_losses_whole(hooks)
+        allow_batches_of_all_ranks(hooks)
+        if self.told_ranks > 1 and not self._one_rank:
+            tell_ranks(hooks, self.told_ranks)
         if self._hand:
-            self._alike.attach() if self._alike else make_groups_of_one_rank()
-            self._gathered.attach()
+            self._one_rank.attach(hooks) if self._one_rank else make_groups_of_one_rank(hooks)
+            self._gathered.attach(hooks)
         if self._plan.small_gradients:
-            make_gradients_small()
+            make_gradients_small(hooks)
         self._recorder.on_restart = self._forget
-        patch_training_forwards(self._forward)
-        patch_loaders(self._next, self._length)
-        patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        patch_training_forwards(hooks, self._forward)
+        patch_loaders(hooks, self._next, self._length)
+        patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
         # Else the model's inputs are fed, or there are none.
         if self._from_loader and not self._plan.in_turn:
-            patch_draws(self._draw)
+            patch_draws(hooks, self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._recorder.before_engine_step = self._before_engine_step
@@ -173,7 +172,7 @@ class ReplayPlayer:
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.used,
-            adds_numbers=bool(self._alike and self._alike.adds_numbers),
+            adds_numbers=bool(self._one_rank and self._one_rank.adds_numbers),
         )
 
     @property
@@ -193,7 +192,7 @@ class ReplayPlayer:
     def _distances(self) -> dict[str, Distance]:
         size = sum(gradient.numel() for gradient in self._first.values())
         squares = sum(float((gradient**2).sum()) for gradient in self._first.values())
-        least = MOVES * (squares / size) ** 0.5 if size else 0.0
+        least = LEAST_OF_FIRST_GRADIENT * (squares / size) ** 0.5 if size else 0.0
         distances = {}
         for name, gradient in self._first.items():
             moves = ~(gradient.abs() <= least)  # NaN, too
@@ -208,7 +207,7 @@ class ReplayPlayer:
     def _next(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         """Returns the ranks' batch instead of what the iterator would read."""
         first = self._ranks[0]
-        # Not one that is trained with.
+        # A loader that is trained with is left out.
         if self._recorder.skips or iterator._samestep not in first.numbers:
             self._inside = True
             try:
@@ -275,12 +274,14 @@ class ReplayPlayer:
             args, kwargs = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
         else:
             rows, given = rows_of((args, kwargs)), [forward.inputs for forward in forwards]
-            near, known = NEAR_ROWS[bool(self._recorder.steps)], order_of_rows(rows, [f.rows for f in forwards])
+            is_first = not self._recorder.steps
+            near = COMPUTED_ROWS_APART_FIRST if is_first else COMPUTED_ROWS_APART_LATER
+            known = order_of_rows(rows, [f.rows for f in forwards])
             if known is None and all(inputs is not None for inputs in given):
                 known = order_of_values((args, kwargs), given, near)
             if known is None and self._are_pieces(self._forwards - 1, (args, kwargs)):
                 known = order
-            if known is None and near == NEAR_ROWS[0] and is_rescaled_by_rank((args, kwargs), given):
+            if known is None and is_first and is_rescaled_by_rank((args, kwargs), given):
                 self.stop(message("rows_normalised_by_own_rank"))
             if known is not None and not known.keeps_ranks:
                 self.stop(message("replay_reads_other_rows"))
@@ -290,7 +291,7 @@ class ReplayPlayer:
         return args, kwargs, order
 
     def _are_pieces(self, place: int, inputs: Any) -> bool:
-        """Whether a forward's inputs are what the ranks of the replicas were given pieces of."""
+        """Returns whether a forward's inputs are what the ranks of the replicas were given pieces of."""
         if not self._hand:
             return False
         given = [data.forwards[place].inputs for data in self._all_ranks]
@@ -321,7 +322,7 @@ class ReplayPlayer:
             for rank, recorded in enumerate(forwards):
                 set_random_states(recorded.random_states)
                 outputs.append(forward(*order.rows_of_rank(args, rank), **order.rows_of_rank(kwargs, rank)))
-                # A rank draws less for its piece of what is computed than one process for the whole.
+                # A rank draws fewer numbers for its piece than one process for the whole tensor.
                 if self._divided and torch_state() != recorded.after:
                     self.stop(message("draws_for_pieces"))
                 # The next rank would see a queue, an average, … that the ranks before it have changed.
@@ -365,7 +366,7 @@ class ReplayPlayer:
     def _put_together(self, hand: WholeWeights, new: dict[str, nn.Parameter]) -> None:
         """Puts the weights of a model that the script divides itself together."""
         if missing := hand.add(new):
-            hand.held.clear()  # names that fit by chance tell nothing
+            hand.held.clear()  # names that match by chance tell nothing
             self.stop(message("weights_not_put_together", parameter=missing))
         self._start, self._end = (states | hand.whole(n) for states, n in ((self._start, START), (self._end, END)))
         self._recorder.parameters.cut = hand.cut
@@ -373,13 +374,14 @@ class ReplayPlayer:
     # Random numbers beside the model
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
-        """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
+        """Returns the numbers that the ranks together have drawn, in place of those that the script draws outside of
+        the model."""
         numbers = call()
         drawn = [rank.drawn[self._events] for rank in self._ranks if self._events < len(rank.drawn)]
         if self._inside or self._recorder.skips or not drawn or (drawn[0].after_read and not self._read_since):
             return numbers
         self._draws += 1
-        # After the last of the event: in no list.
+        # A draw after the last one of the event is in no list.
         if self._draws > len(drawn[0].values):
             return numbers
         value = joined_draws([of_rank.values[self._draws - 1] for of_rank in drawn], numbers.shape)
@@ -417,7 +419,7 @@ class ReplayPlayer:
         step, groups = len(self._recorder.steps), optimizer.param_groups
         self._first |= self._gradients()  # of several optimizers each steps for the first time
         momenta = self._ranks[0].momenta
-        # They are moved by a schedule, which may depend on the ranks.
+        # A schedule changes these settings, and may depend on the ranks.
         if len(set(map(repr, momenta.values()))) > 1 and len(momenta.get(step, ())) == len(groups):
             for group, recorded in zip(groups, momenta[step]):
                 group.update(recorded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 import random
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader
 
 from samestep.job.foreign import attribute_of, is_a, named_buffers_in, parts_in
 from samestep.message import Message, message
@@ -35,7 +33,6 @@ from samestep.world.regular_files import open_new
 Weights = dict[str, Tensor]
 MOMENTA = ("momentum", "betas")
 SEEDING = [(torch, "manual_seed"), (torch, "set_rng_state"), (random, "seed"), (random, "setstate")]
-SAVED_PLACES: list[tuple[Any, str]] = [*SEEDING, (DataLoader, "__len__")]
 
 
 @dataclass
@@ -90,22 +87,23 @@ class ReplaySaver:
         self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
-        self._randomness = ""  # after the latest batch, forward or draw
+        self._randomness = ""  # the random state after the latest batch, forward or draw
         self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
-        self._inside = False  # of a model's forward, or of a loader
+        self._inside = False  # whether a forward, or a loader, is running
         self._outputs, self._read_tensors = Outputs(), Outputs()
         self._micro_batch = (-1, -1)  # (step, number) of the latest forward
 
     def attach(self) -> None:
         """Patches forwards, backward(), and what reads from DataLoaders."""
         self._recorder.on_restart = self.forget
-        patch_training_forwards(self._forward)
-        patch_loaders(self._read, self._length)
-        patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
-        patch_draws(self._draw)
+        hooks = self._recorder.hooks
+        patch_training_forwards(hooks, self._forward)
+        patch_loaders(hooks, self._read, self._length)
+        patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        patch_draws(hooks, self._draw)
         numpy = sys.modules.get("numpy")
         for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
-            setattr(owner, name, self._seeding(getattr(owner, name)))
+            hooks.attach(owner, name, self._seed)
         register_optimizer_step_post_hook(recorder_guard.hook(self._after_step))
         self._recorder.before_engine_step = self._before_engine_step
         self._recorder.after_engine_step = self._after_engine_step
@@ -129,14 +127,14 @@ class ReplaySaver:
 
     def _weights(self, named: Mapping[str, Tensor]) -> Weights:
         """Returns copies of what this rank alone may hold of tensors, on the CPU; rank 0's are the whole ones, too."""
-        # Whether each rank holds another part of a model that the script divides itself, shows in its first forward.
-        every = self._world.rank == 0 or not self._recorder.steps or bool(self._recorder.talks)
+        # The first forward pass shows whether each rank holds another part of a model that the script divides itself.
+        every = self._world.rank == 0 or not self._recorder.steps or bool(self._recorder.group_operations)
         held = {name: t for name, t in named.items() if every or name in self.data.places}
         return {name: sharding.values_held(tensor).cpu().clone() for name, tensor in held.items()}
 
     def _drop_copies(self) -> None:
         """Drops the first weights where rank 0 keeps the same."""
-        if self._world.rank and not self._recorder.talks:
+        if self._world.rank and not self._recorder.group_operations:
             self._start = {name: tensor for name, tensor in self._start.items() if name in self.data.places}
 
     def _save(self) -> None:
@@ -150,7 +148,7 @@ class ReplaySaver:
                 torch.save(ReplayData(why_not=why), file)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
-        outside, self._inside = self._inside, True  # the loader's own draws, also where it finds its end
+        outside, self._inside = self._inside, True  # the numbers that the loader draws itself, also where it ends
         try:
             data = read(iterator)
         finally:
@@ -228,19 +226,14 @@ class ReplaySaver:
         self._randomness = randomness()
         return numbers
 
-    def _seeding(self, seed: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that seeds a generator, which is no draw: one process seeds it, too."""
-
-        @functools.wraps(seed)
-        def new_seed(*args: Any, **kwargs: Any) -> Any:
-            is_outside = bool(self._randomness) and not self._inside
-            self._unknown |= is_outside and self._is_changed()
-            result = seed(*args, **kwargs)
-            if is_outside:
-                self._randomness = randomness()
-            return result
-
-        return new_seed
+    def _seed(self, seed: Any, *args: Any, **kwargs: Any) -> Any:
+        """Seeds a generator, which is no draw: one process seeds it, too."""
+        is_outside = bool(self._randomness) and not self._inside
+        self._unknown |= is_outside and self._is_changed()
+        result = seed(*args, **kwargs)
+        if is_outside:
+            self._randomness = randomness()
+        return result
 
     def _is_changed(self) -> bool:
         return bool(self._randomness) and self._randomness != randomness()
@@ -284,6 +277,6 @@ def buffers(module: nn.Module) -> Weights:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
+    """Returns whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
     kind = nn.modules.batchnorm._BatchNorm
     return attribute_of(module, "training") and is_a(module, kind) and not is_a(module, nn.SyncBatchNorm)

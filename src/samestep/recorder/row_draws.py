@@ -27,19 +27,19 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 
 from samestep.job.foreign import attributes_of, is_a
-from samestep.recorder.random_numbers import DRAWS, SHARES, Randoms, digest, patch_draws, patch_shares, torch_state
+from samestep.rank.hooks import Hooks
+from samestep.recorder.random_numbers import Randoms, digest, patch_draws, patch_shares, torch_state
 from samestep.records.files import replace_by
 from samestep.records.script import FetchDraws
 from samestep.world.regular_files import read_regular, remove_file
 
 NOTED = 1  # the number of the batch that is noted
-FEW_WORDS = 8  # of 32 bits: so many a few numbers of a batch take, such as MixUp's coefficient
-WORDS_OF_STREAM = 4  # of an IterableDataset's row: fewer choose it from a buffer
-MOST_TWISTS = 256  # of 624 words
-DEPTH, WIDTH = 4, 16  # of what a dataset holds, and of its lists, where generators are looked for
+FEW_WORDS = 8  # words of 32 bits that a few numbers of a batch take, such as MixUp's coefficient
+WORDS_OF_STREAM = 4  # words that a row of an IterableDataset takes: fewer choose a row from a buffer
+MOST_TWISTS = 256  # the most twists, of 624 words each
+DEPTH, WIDTH = 4, 16  # how deep in a dataset, and how far in its lists, generators are looked for
 FILE, MOST_BYTES = "draws-rank{}-{}-{}.json", 1 << 20
 FETCHERS = (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher)
-PATCHED: list[tuple[Any, str]] = [*DRAWS, *SHARES, *((kind, "fetch") for kind in FETCHERS)]
 
 
 class RowDraws:
@@ -55,19 +55,19 @@ class RowDraws:
         self._streams: dict[int, list[str]] | None = None  # of the batch that is noted: generator -> states
         self._at_read: list[Twister] = []
 
-    def attach(self) -> None:
+    def attach(self, hooks: Hooks) -> None:
         """Patches torch's functions that draw, and what reads from datasets; workers that are forked inherit it."""
-        patch_draws(self._draw)
-        patch_shares(self._share)
+        patch_draws(hooks, self._draw)
+        patch_shares(hooks, self._share)
         for kind in FETCHERS:
-            self._patch_fetch(kind)
+            hooks.attach(kind, "fetch", self._fetch)
 
     def begin(self) -> None:
-        """Is called after each batch of a loader is read."""
+        """Begins a batch. Called after each batch of a loader is read."""
         self._begun, self._draws, self._at_read = True, [], twisters()
 
     def train(self, step: int, rows: int, inputs: Any = ()) -> None:
-        """Is called before each training forward, of so many rows. inputs: what the model is given."""
+        """Notes a training forward of so many rows. Called before each one. inputs: what the model is given."""
         given = [value for value in tree_leaves(inputs) if is_a(value, Tensor)]
         states = [
             state
@@ -113,22 +113,16 @@ class RowDraws:
         self._in_model.share(tensor)
         self._draws = [(numbers, state) for numbers, state in self._draws if numbers.shape != tensor.shape]
 
-    def _patch_fetch(self, kind: Any) -> None:
-        fetch = kind.fetch
-
-        @functools.wraps(fetch)
-        def new_fetch(fetcher: Any, index: Any) -> Any:
-            number = fetcher.__dict__.setdefault("_samestep", 0)
-            fetcher._samestep += 1
-            outside, self._inside = self._inside, True
-            try:
-                if number != NOTED:
-                    return fetch(fetcher, index)
-                return self._note(functools.partial(fetch, fetcher, index), fetcher, index)
-            finally:
-                self._inside = outside
-
-        kind.fetch = new_fetch
+    def _fetch(self, fetch: Any, fetcher: Any, index: Any) -> Any:
+        number = fetcher.__dict__.setdefault("_samestep", 0)
+        fetcher._samestep += 1
+        outside, self._inside = self._inside, True
+        try:
+            if number != NOTED:
+                return fetch(fetcher, index)
+            return self._note(functools.partial(fetch, fetcher, index), fetcher, index)
+        finally:
+            self._inside = outside
 
     def _note(self, fetch: Callable[[], Any], fetcher: Any, index: Any) -> Any:
         rows = len(index) if is_a(index, list | tuple) else 1
@@ -159,7 +153,8 @@ class RowDraws:
 
 
 def _is_piece(given: Tensor, numbers: Tensor) -> bool:
-    """Whether what a model is given is cut out of drawn numbers: a rank's part of a sequence, which all ranks draw."""
+    """Returns whether what a model is given is cut out of drawn numbers: a rank's part of a sequence, which all ranks
+    draw."""
     if given.layout != torch.strided or numbers.layout != torch.strided or given.numel() >= numbers.numel():
         return False
     return given.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()

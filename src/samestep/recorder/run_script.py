@@ -17,15 +17,14 @@ from typing import NoReturn
 from samestep.errors import TrainingFailed, UserError
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
-from samestep.recorder import talks
 from samestep.recorder.chain import play_chain
 from samestep.recorder.evaluations import ENTRIES
 from samestep.recorder.guards import fault_record, recorder_guard
-from samestep.recorder.own_ranks import patch_own_ranks
 from samestep.recorder.random_numbers import seed_anew
-from samestep.recorder.recorder import PLACES_OF_TORCH, Recorder
+from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
-from samestep.recorder.replay_saver import SAVED_PLACES, ReplaySaver
+from samestep.recorder.replay_saver import ReplaySaver
+from samestep.recorder.spawned_ranks import patch_spawned_ranks
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, ScriptPlan, ScriptRecord
@@ -45,7 +44,6 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     """
     folder = Path(plan.out)
     flight_recorder.enable(ENTRIES)
-    flight_recorder.serve_with_group(folder, record.world.rank)
     plan = _completed(plan, record.world)
     played: ReplayPlayer | None = None
     saver: ReplaySaver | None = None
@@ -68,7 +66,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
     def leave(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():
-            remove_file(folder / f".room-rank{script_record.rank}")  # which the worker keeps free
+            remove_file(folder / f".room-rank{script_record.rank}")  # room on the disk that the worker has kept
             write(folder / f"rank{script_record.rank}.json", script_record)
         _wait_for_others(folder, script_record)
         _exit(0)
@@ -86,16 +84,14 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         os.chdir(plan.replay.work)
         played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
-    # A replay's own functions end it where they must.
-    places = [] if played else [*PLACES_OF_TORCH, *SAVED_PLACES, *talks.places()]
-    with recorder_guard.patching(places):
-        if saver:
-            saver.attach()
-        recorder.talks.attach()
-        recorder.attach()
+    if saver:
+        saver.attach()
+    recorder.group_operations.attach(recorder.hooks)
+    recorder.attach()
+    flight_recorder.serve_with_group(recorder.hooks, folder, record.world.rank)
     # Other random numbers on each rank, as of processes that a script does not seed.
     seed = None if plan.seed is None else plan.seed + record.world.rank
-    patch_own_ranks(record.world, played, seed)
+    patch_spawned_ranks(recorder.hooks, record.world, played, seed)
     seed_anew(seed)  # a forked rank has the random state of all others
     try:
         with _recording_a_failure(recorder, folder):
@@ -122,17 +118,19 @@ def _exit(code: int) -> NoReturn:
 
 def _leave_with_fault(fault: Exception, folder: Path, rank: int) -> NoReturn:
     """Writes down samestep's own exception, or that the disk is full, and ends this process."""
-    failed = fault_record(fault, rank)
-    with suppress(type(fault)):
-        try:
-            with naming_full_disks():
-                raise fault
-        except UserError as error:
-            failed = replace(failed, kind="user", message=error.message)
-    remove_file(folder / f".room-rank{rank}")
-    write(folder / f"error-rank{rank}.json", failed)
-    sys.stderr.write(failed.traceback)
-    _exit(1)
+    try:
+        failed = fault_record(fault, rank)
+        with suppress(type(fault)):
+            try:
+                with naming_full_disks():
+                    raise fault
+            except UserError as error:
+                failed = replace(failed, kind="user", message=error.message)
+        remove_file(folder / f".room-rank{rank}")
+        write(folder / f"error-rank{rank}.json", failed)
+        sys.stderr.write(failed.traceback)
+    finally:
+        _exit(1)
 
 
 @contextmanager
@@ -141,7 +139,7 @@ def _recording_a_failure(recorder: Recorder, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        with suppress(Exception):  # the script's own error is what is reported
+        with suppress(Exception):  # the error of the script is reported
             record = recorder.record("itself")
             write(folder / UNFINISHED.format(record.rank), record)
         raise

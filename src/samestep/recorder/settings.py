@@ -36,7 +36,7 @@ def schedule_record(place: int, scheduler: LRScheduler) -> ScheduleRecord:
         for name, value in attributes_of(scheduler).items()
         if (not name.startswith("_") or name == "_milestones") and name not in COUNTERS and _is_number(value)
     }
-    for function in attribute_of(scheduler, "lr_lambdas", ())[:1]:  # as transformers' schedules have them
+    for function in attribute_of(scheduler, "lr_lambdas", ())[:1]:  # the form of transformers' schedules
         keywords = attribute_of(function, "keywords", {})
         values |= {name: number(value) for name, value in keywords.items() if _is_number(value)}
     return ScheduleRecord(place, length_of(scheduler), type(scheduler).__name__, values)

@@ -1,4 +1,4 @@
-"""What a rank holds of parameters that are sharded: by FSDP2 (DTensors), FSDP's first version, and DeepSpeed's ZeRO.
+"""Reads a rank's parts of sharded parameters: by FSDP2 (DTensors), FSDP's first version, and DeepSpeed's ZeRO.
 
 A rank holds a part of each parameter. Its compressed sums are those of the whole with zeros elsewhere; added up over
 the ranks, they are the whole's. Of the libraries' objects only attributes are read.
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from samestep.job.foreign import attribute_of, attributes_of, is_a, parameters_in, parts_in
 from samestep.rank.digests import digests
+from samestep.rank.hooks import Hooks
 from samestep.rank.shards import block_of, fsdp_params_of, is_shard, place_of
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.patches import HUGE
@@ -36,7 +37,7 @@ OnClip = Callable[[list[Tensor], float | None], None]  # with what is clipped, a
 
 
 def is_sharded(parameter: Any) -> bool:
-    """Whether a rank holds a part of a parameter: by FSDP2, or by stage 3 of DeepSpeed's ZeRO."""
+    """Returns whether a rank holds a part of a parameter: by FSDP2, or by stage 3 of DeepSpeed's ZeRO."""
     return is_shard(parameter) or is_partitioned(parameter)
 
 
@@ -55,13 +56,13 @@ def values_held(parameter: Any) -> Tensor:
     return _part_held(parameter)[: _place_in_stage_3(parameter)[1]]
 
 
-def load_whole(parameter: Any, whole: Tensor) -> None:
+def load_whole(parameter: Any, full_tensor: Tensor) -> None:
     """Gives a parameter of which this process holds all its values."""
     held = values_held(parameter)
-    held.copy_(whole.view(held.shape))
+    held.copy_(full_tensor.view(held.shape))
     # Small ones stay whole beside their part.
     if is_partitioned(parameter) and parameter.data.numel() == parameter.ds_numel:
-        parameter.data.copy_(whole)
+        parameter.data.copy_(full_tensor)
 
 
 def place_in_whole(parameter: Any) -> tuple[tuple[int, ...], list[Tensor]] | None:
@@ -76,11 +77,11 @@ def place_in_whole(parameter: Any) -> tuple[tuple[int, ...], list[Tensor]] | Non
 
 def whole_of(parts: Sequence[tuple[Tensor, list[Tensor]]], shape: Sequence[int]) -> Tensor:
     """Returns a tensor put together of (values, their indices in it)."""
-    whole = parts[0][0].new_zeros(shape)
+    full_tensor = parts[0][0].new_zeros(shape)
     for values, indices in parts:
         flat = len(indices) == 1
-        (whole.view(-1) if flat else whole)[grid_of(indices)] = values
-    return whole
+        (full_tensor.view(-1) if flat else full_tensor)[grid_of(indices)] = values
+    return full_tensor
 
 
 def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
@@ -94,14 +95,14 @@ def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
 
 
 def is_whole_in_world(tensor: Any, world_size: int) -> bool:
-    """Whether a tensor is sharded, and each element of it on exactly one rank of the world."""
+    """Returns whether a tensor is sharded, and each element of it on exactly one rank of the world."""
     sharded = is_shard(tensor) and all(placement.is_shard() for placement in tensor.placements)
     return sharded and int(tensor.device_mesh.size()) == world_size
 
 
 def splits_model(module: nn.Module) -> bool:
-    """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
-    ranks compute parts of the same rows."""
+    """Returns whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model,
+    whose ranks compute parts of the same rows."""
     by_fsdp = {id(parameter) for unit in _fsdp2_modules(module) for parameter in parameters_in(unit)}
     sharded: list[Any] = [parameter for parameter in parameters_in(module) if is_shard(parameter)]
     return any(
@@ -158,7 +159,7 @@ def unsharded(module: nn.Module) -> dict[int, Tensor]:
     """Returns, by their ids, what stands for FSDP2's sharded parameters below in a forward pass; its storage is freed
     afterwards. Other plain parameters are a rank's own: those that FSDP was told to ignore, or that came later."""
     units = _fsdp2_modules(module)
-    # Those of a tensor-parallel model are DTensors, too.
+    # The parameters of a tensor-parallel model are DTensors, too.
     held = [p for unit in units for p in fsdp_params_of(unit) if hasattr(p, "_unsharded_param")]
     return {id(p._unsharded_param): p._unsharded_param for p in held}
 
@@ -166,7 +167,7 @@ def unsharded(module: nn.Module) -> dict[int, Tensor]:
 def data_dimensions(module: nn.Module) -> dict[int, int]:
     """Returns the id of each parameter that FSDP2 has sharded below a module -> how many dimensions its mesh has."""
     params = [p for unit in _fsdp2_modules(module) for p in fsdp_params_of(unit)]
-    # What has been loaded since, FSDP2 takes for its own in the first forward alone.
+    # FSDP2 takes over what was loaded since then in the first forward pass alone.
     present = [p._module_info.module._parameters.get(p._module_info.param_name) for p in params]
     return {
         id(sharded): int(p.mesh_info.mesh.ndim)
@@ -208,8 +209,8 @@ def hook_unsharded(
 
 @dataclass(frozen=True)
 class FlatPart:
-    """What a rank holds of a flattened parameter: its elements from `start` on, `length` of `size`. sharded: or each
-    rank all."""
+    """A rank's part of a flattened parameter: `length` elements of `size`, from `start` on. sharded: False: each rank
+    has all."""
 
     size: int
     start: int
@@ -262,22 +263,20 @@ class Flattened:
             sums[name] = compress(placed(held, part.size, part.start, part.length))
         return sums
 
-    def patch_clipping(self, module: nn.Module, on_clip: OnClip) -> None:
+    def patch_clipping(self, hooks: Hooks, module: nn.Module, on_clip: OnClip) -> None:
         """Calls on_clip before FSDP's own clip_grad_norm_."""
         if type(module).__name__ != "FullyShardedDataParallel" or id(module) in self._patched:
             return
         self._patched.add(id(module))
-        clip: Any = module.clip_grad_norm_
 
-        @functools.wraps(clip)
-        def new_clip(max_norm: float, norm_type: float = 2.0) -> Tensor:
-            # Else torch.nn.utils clips.
+        def new_clip(clip: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
+            # Otherwise torch.nn.utils clips.
             if any(part.sharded for part in self.parts.values()) and max_norm < HUGE:
                 on_clip(list(parameters_in(module)), float(max_norm) if float(norm_type) == 2 else None)
             norm: Tensor = clip(max_norm, norm_type)
             return norm
 
-        module.clip_grad_norm_ = new_clip  # type: ignore[assignment]
+        hooks.attach(module, "clip_grad_norm_", new_clip)
 
 
 def _handles(module: nn.Module) -> Iterator[Any]:
@@ -317,21 +316,19 @@ def _split(slices: list[tuple[str, int, int]], on_gradient: OnGradient, gradient
 
 
 def is_engine(module: nn.Module) -> bool:
-    """Whether a module is DeepSpeed's engine, which wraps a model."""
+    """Returns whether a module is DeepSpeed's engine, which wraps a model."""
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
 
 
-def patch_engine_step(engine: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+def patch_engine_step(hooks: Hooks, engine: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
     """Calls before() and after() around each step that the engine takes, after the last micro-batch."""
-    take = engine._take_model_step
 
-    @functools.wraps(take)
-    def new_take(*args: Any, **kwargs: Any) -> None:
-        recorder_guard.hook(before)()
+    def new_take(take: Any, *args: Any, **kwargs: Any) -> None:
+        before()
         take(*args, **kwargs)
-        recorder_guard.hook(after)()
+        after()
 
-    engine._take_model_step = new_take
+    hooks.attach(engine, "_take_model_step", new_take)
 
 
 def optimizer_of_engine(engine: Any) -> Any:
@@ -345,7 +342,7 @@ def scale_of_engine(engine: Any) -> float:
 
 
 def is_partitioned(parameter: Any) -> bool:
-    """Whether a parameter is sharded by ZeRO's stage 3."""
+    """Returns whether a parameter is sharded by ZeRO's stage 3."""
     return hasattr(parameter, "ds_tensor")
 
 
@@ -397,12 +394,12 @@ def _of_stage_3(optimizer: Any, parameter: Any) -> Tensor:
 
 def _of_stages_1_and_2(parameter: Any) -> Tensor:
     mapping, size = parameter._hp_mapping, parameter.numel()
-    # All of it is other ranks'.
+    # Other ranks hold all of this parameter.
     if mapping is None:
         return torch.zeros(size, device=parameter.device)
     part = mapping.get_lp_grad_fragment(parameter._index_in_param_group)
     address = mapping.lp_fragment_address
-    # The whole is kept, of which this rank's part counts.
+    # The whole gradient is kept, of which this rank's part counts.
     if part.numel() == size:
         part = part.reshape(-1)[address.start : address.start + address.numel]
     return placed(part, size, address.start, address.numel)

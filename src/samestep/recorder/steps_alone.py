@@ -40,14 +40,16 @@ class StepsAlone:
             remove_file(path)
 
     def were_before_meeting(self) -> bool:
-        """Whether this rank has met the others since the last step, for the first time since the first step began."""
+        """Returns whether this rank has met the others since the last step, for the first time since the first step
+        began."""
         if self._world.size == 1:
             return False
         called_ns = self._called_ns()
         return bool(called_ns) and min(called_ns) > self._stepped_ns
 
     def are_no_others(self) -> bool:
-        """Whether no other rank takes a step while this one could run its script so far again, and none ends."""
+        """Returns whether no other rank takes a step while this one could run its script so far again, and none
+        ends."""
         if self._world.size == 1 or self._called_ns():
             return False
         until = time.monotonic() + max(WAIT_S, (self._stepped_ns - self._made_ns) / 1e9)

@@ -19,8 +19,7 @@ from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.job.foreign import is_a
 from samestep.message import message
 from samestep.recorder.guards import fault_record, recorder_guard
-from samestep.recorder.patches import Patches
-from samestep.recorder.recorder import PLACES_OF_TORCH, Recorder
+from samestep.recorder.recorder import Recorder
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
 from samestep.records.record import RankError
@@ -40,12 +39,9 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer, loader: Any, plan: ScriptPlan, world: World) -> None:
         self._plan, self._world, self._loader = plan, world, loader
         self._results: CheckResults | None = None
-        self._patches = Patches(PLACES_OF_TORCH)
         self._recorder = Recorder(plan, world, self._end)
         recorder_guard.begin(self._fail)
-        with recorder_guard.patching(PLACES_OF_TORCH):
-            self._recorder.attach()
-        self._patches.installed()
+        self._recorder.attach()
         self._recorder.begin(model, optimizer)
         _now.append(self)
 
@@ -68,7 +64,6 @@ class Watch:
         failed = fault_record(fault, self._world.rank)
         say(failed.message)
         self._recorder.release()
-        self._patches.undo()
         if self in _now:
             _now.remove(self)
         write(self._error_of(self._world.rank), failed)
@@ -78,7 +73,6 @@ class Watch:
 
     def _end(self, record: ScriptRecord) -> None:
         self._recorder.release()
-        self._patches.undo()
         _now.remove(self)
         if self._loader is not None and not record.passes:
             record.notes.append(message("loader_not_read"))
@@ -87,7 +81,7 @@ class Watch:
         if self._world.rank == 0:
             try:
                 self._wait([folder / f"rank{rank}.json" for rank in range(self._world.size)])
-            except ObservationFailed as failed:
+            except (ObservationFailed, TrainingFailed) as failed:  # the training goes on without the answers
                 say(failed.message)
                 return
             # The judge is the parent's side, which a child does not import.

@@ -1,8 +1,8 @@
-"""Puts the weights of a model that a script divides itself together, of what its ranks hold.
+"""Puts together the weights of a model that a script divides itself, from the parts of its ranks.
 
-Nothing says how such a model is divided but the model of one process, in a replay: a parameter that has the shape of
-the ranks' is a copy on each of them, a longer one is made of theirs along the dimension in which it is longer, and a
-module that one process has and a rank has not is another rank's.
+Only the model of one process, in a replay, shows how it is divided: a parameter that has the shape of the ranks' is a
+copy on each of them, a longer one is made of theirs along the dimension in which it is longer, and a module that one
+process has and a rank has not is another rank's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Held = Mapping[str, list[HeldPiece]]
 
 
 class WholeWeights:
-    """The weights of one replica. ranks: that share it out."""
+    """The weights of one replica. ranks: those of the replica."""
 
     def __init__(self, folder: Path, ranks: Sequence[int], names: Sequence[str]) -> None:
         self.ranks = ranks
@@ -61,7 +61,7 @@ class WholeWeights:
         return {name: tensor for name, tensor in self._arrays[state][0].items() if name.startswith("buffer ")}
 
     def cut(self, name: str, gradient: Tensor) -> dict[str, Tensor]:
-        """Returns what each rank holds of a whole gradient, by the rank and the name that it has there."""
+        """Returns each rank's part of a full gradient, by the rank and the name on that rank."""
         parts = {}
         for piece in self.held.get(name, ()):
             part = gradient if piece.dimension < 0 else gradient.narrow(piece.dimension, piece.start, piece.length)
@@ -75,7 +75,7 @@ def of_rank(rank: int, name: str) -> str:
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-Place = tuple[int, str, int, int, int]  # of a rank, the name there, a dimension, the start and the length along it
+Place = tuple[int, str, int, int, int]  # rank, name on it, dimension, start and length along it
 
 
 def held_pieces(
@@ -106,11 +106,11 @@ def held_pieces(
     return pieces if start == shape[dimension] else None
 
 
-def numbered_modules(whole: Shapes, ranks: Sequence[Shapes]) -> dict[str, tuple[int, str]]:
+def numbered_modules(whole_shapes: Shapes, ranks: Sequence[Shapes]) -> dict[str, tuple[int, str]]:
     """Returns the parameters of modules that each rank numbers from 0, and one process goes on numbering, as experts:
     name in one process -> (place of the rank, name there)."""
     lists: dict[str, set[int]] = {}  # 'experts.' -> numbers of its modules in one process
-    for name in whole:
+    for name in whole_shapes:
         words = name.split(".")
         for place, word in enumerate(words):
             if word.isdigit():
@@ -122,10 +122,10 @@ def numbered_modules(whole: Shapes, ranks: Sequence[Shapes]) -> dict[str, tuple[
         are_local = per_rank and all(numbers_held == {*range(per_rank)} for numbers_held in held)
         if not are_local or numbers != {*range(per_rank * len(ranks))} or len(ranks) < 2:
             continue
-        for name in (name for name in whole if _is_below(name, prefix)):
-            number, _, rest = name.removeprefix(prefix).partition(".")
+        for name in (name for name in whole_shapes if _is_below(name, prefix)):
+            number, _, tensor = name.removeprefix(prefix).partition(".")
             place, local = divmod(int(number), per_rank)
-            found[name] = place, f"{prefix}{local}.{rest}"
+            found[name] = place, f"{prefix}{local}.{tensor}"
     return found
 
 

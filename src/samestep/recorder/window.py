@@ -1,4 +1,4 @@
-"""What is recorded between two optimizer steps: micro-batches, and their gradients as a few sums of each."""
+"""Records what is between two optimizer steps: micro-batches, and a few sums of each of their gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def dtype_name(tensor_or_dtype: Tensor | torch.dtype) -> str:
 
 @dataclass
 class MicroBatch:
-    """One micro-batch, as it goes on."""
+    """One micro-batch that is being computed."""
 
     rows: list[str] = field(default_factory=list)
     losses: list[LossRecord] = field(default_factory=list)

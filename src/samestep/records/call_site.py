@@ -49,10 +49,10 @@ class CallSite:
 class CallRecord:
     """A line of the user's code from which torch is called, and how often.
 
-    call: what it does. name: of what is made or called, as 'DistributedDataParallel' or 'all_reduce'; of a model that
-    is not the outermost, its name in that. sites: the innermost line of the user's code, then its callers. number: of
-    the loader, the optimizer, or the scheduler; -1 where that has none. first, last: how many optimizer steps had been
-    taken at the first and the last call.
+    call: what it does. name: the class or function that is called, as 'DistributedDataParallel' or 'all_reduce'; of a
+    model that is not the outermost, its name in that. sites: the innermost line of the user's code, then its callers.
+    number: of the loader, the optimizer, or the scheduler; -1 where that has none. first, last: how many optimizer
+    steps had been taken at the first and the last call.
     """
 
     call: Call

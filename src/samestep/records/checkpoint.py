@@ -21,7 +21,7 @@ from samestep.world.regular_files import read_regular
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
 NAME = re.compile(r"step-([0-9]+)")
-FILE = re.compile(r"\w[\w. -]*")  # as arrays are named: a file of a checkpoint is in its folder
+FILE = re.compile(r"\w[\w. -]*")  # characters of the names of files: a file of a checkpoint is in its folder
 
 
 def files_of(rank: int) -> tuple[str, str]:
@@ -124,7 +124,7 @@ def other_file(folder: Path) -> str:
 
 
 def _files(folder: Path) -> set[str]:
-    """The names of what is in a folder, with those in its folders; an empty folder is no file."""
+    """Returns the names of what is in a folder, with those in its folders; an empty folder is no file."""
     return {
         os.path.relpath(os.path.join(inside, name), folder)
         for inside, folders, files in os.walk(folder)

@@ -300,7 +300,7 @@ class WrongValue:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """What a backend does not support: each of these dtypes with each of these reductions.
+    """Calls that a backend does not support: each of these dtypes with each of these reductions.
 
     dtypes, reductions: empty where there are none. why: the first line of its first error. instead: what to use.
     """

@@ -35,7 +35,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class ModuleRecord:
-    """One call of a module in the first training forward: what it was given, and what it returned."""
+    """One call of a module in the first training forward: its inputs and outputs."""
 
     name: str
     given: Moments

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 7  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
+SCHEMA = 9  # the schema of every record: add 1 when a field is added, renamed or removed
+# The oldest schema that is read: since then files have got fields with a default, and nothing else.
+OLDEST = 7
 KEY = "schema"
-MOST_BYTES = 1 << 32  # of a record: a rank's grows by about 100 bytes a step
+MOST_BYTES = 1 << 32  # the most bytes of a record: a rank's record grows by about 100 bytes a step
 MOST_ERRORS = 1000  # of a record, of which the first is said: pydantic's list of all would take gigabytes
 OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 
@@ -88,7 +90,7 @@ def from_record(kind: type[T], value: Any, what: str, instead: str) -> T:
     what, instead: for the error, whose record it is and what to do.
     """
     schema = value.get(KEY) if isinstance(value, dict) else None
-    if schema != SCHEMA:
+    if not _is_read(schema):
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
         number = schema if schema is None or isinstance(schema, int) else "of another kind"
         raise UserError(f"{what} was written by {version} samestep (schema {number}, this one has {SCHEMA}); {instead}")
@@ -96,12 +98,17 @@ def from_record(kind: type[T], value: Any, what: str, instead: str) -> T:
 
 
 def is_current(path: Path) -> bool:
-    """Whether a file is a record of this schema; False for one that is not JSON, as after a full disk."""
+    """Returns whether a file is a record of a schema that is read; False for one that is not JSON, as after a full
+    disk."""
     try:
         value = read_json(path)
     except UserError:
         return False
-    return isinstance(value, dict) and value.get(KEY) == SCHEMA
+    return isinstance(value, dict) and _is_read(value.get(KEY))
+
+
+def _is_read(schema: object) -> bool:
+    return isinstance(schema, int) and OLDEST <= schema <= SCHEMA
 
 
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
@@ -185,7 +192,7 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Writes `text` to `path`, atomically."""
-    replace(path, text.encode(errors="backslashreplace"))  # a name of a file may be no text
+    replace(path, text.encode(errors="backslashreplace"))  # the name of a file may hold bytes that are no text
 
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:
@@ -239,7 +246,7 @@ def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: boo
                 os.fsync(file.fileno())
         move_file(temporary, path)
     except OSError as error:
-        error.filename = str(path)  # which a failing write does not name
+        error.filename = str(path)  # a failing write does not name the file
         with suppress(OSError):
             remove_file(temporary)
         raise

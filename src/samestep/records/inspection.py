@@ -212,7 +212,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class EjectQuestion:
-    """Asks for a job's stand-alone script on an engine with `size` ranks. file: its name, for the launch line in it.
+    """Asks for the script of a job on an engine with `size` ranks. file: its name, for the launch line in it.
     mesh: how they are arranged, as --mesh takes it; '': as the engine does without it."""
 
     job: str
@@ -226,9 +226,15 @@ class EjectQuestion:
 
 @dataclass(frozen=True)
 class Script:
-    """The answer to an EjectQuestion."""
+    """The answer to an EjectQuestion.
 
-    text: str
+    made: name -> text, of the script and then of its runtime module. copied: path beside the script -> the file that is
+    copied there as it is. root: the folder where the latter are; a script that is written into it finds them there.
+    """
+
+    made: Mapping[str, str]
+    copied: Mapping[str, str]
+    root: str
 
 
 @dataclass(frozen=True)

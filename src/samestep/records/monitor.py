@@ -12,7 +12,7 @@ from samestep.errors import UserError
 from samestep.message import Message
 from samestep.world.nvidia import GpuUse as GpuUse
 
-MOST_SAMPLES = 4000  # for the plot of a long run; usage.csv has them all
+MOST_SAMPLES = 4000  # samples for the plot of a long run; usage.csv has all
 CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
 
 
@@ -181,7 +181,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class MonitorSummary:
-    """What a command used in all, as usage.json has it.
+    """The usage of a command, summed up, as usage.json has it.
 
     seconds: from the first look to the last. samples: their number. interval: the mean seconds between two.
     cores: the mean number of processors at work for its processes. cpu_s, read, written: in all. memory: the greatest

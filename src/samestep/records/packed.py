@@ -21,8 +21,8 @@ Bytes = NDArray[np.uint8]
 Integers = NDArray[np.signedinteger[Any]]
 
 AT_ONCE = 1 << 18  # elements: copies of the largest tensor would need a model's memory
-SAMPLED = 16  # one byte of so many is looked at to decide whether to compress
-WORTH = 0.92  # of 8 bits: bytes of less entropy are compressed
+SAMPLED = 16  # one byte in so many is read to decide whether to compress
+WORTH = 0.92  # bits of entropy, of 8: bytes with less are compressed
 LOW = 3  # lowest bytes: all 0 in a float64 that float32 holds, as in weights that have not moved
 FEW = 0.02  # such elements; where there are more, they are marked, and their lowest bytes left out
 MOST_TIMES = 64  # its packed bytes: what an array without a neighbour may take when it is unpacked
@@ -84,8 +84,8 @@ def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
 
 
 def is_held(size_bytes: int, packed: Bytes) -> bool:
-    """Whether an array of so many bytes that is close to no other may be packed into these. One that is all alike takes
-    nearly none, and is stored as it is: a file that claims more than it holds would fill the memory."""
+    """Returns whether an array of so many bytes that is close to no other may be packed into these. One that is all
+    alike takes nearly none, and is stored as it is: a file that claims more than it holds would fill the memory."""
     return size_bytes <= MOST_TIMES * len(packed)
 
 
@@ -113,7 +113,7 @@ def _ordered_in(values: NDArray[Any]) -> Integers:
 
 
 def _ordered(values: NDArray[Any]) -> Integers:
-    """Floating-point numbers as integers of the same order, a unit in the last place apart."""
+    """Returns floating-point numbers as integers of the same order, a unit in the last place apart."""
     return _swapped(_ordered_in(values))
 
 
@@ -125,7 +125,7 @@ def _swapped(integers: Integers) -> Integers:
 
 
 def _zigzag(integers: Integers) -> Integers:
-    """0, -1, 1, -2, … as 0, 1, 2, 3, …: small numbers of either sign have upper bytes of 0."""
+    """Returns 0, -1, 1, -2, … as 0, 1, 2, 3, …: small numbers of either sign have upper bytes of 0."""
     zigzag: Integers = (integers << 1) ^ (integers >> (np.iinfo(integers.dtype).bits - 1))
     return zigzag
 
@@ -137,7 +137,7 @@ def _unzigzag(integers: Integers) -> Integers:
 
 
 def _low(integers: Integers) -> Integers:
-    """A mask of the lowest bytes; of all in a type that has no more."""
+    """Returns a mask of the lowest bytes; of all bytes in a type that has no more."""
     return np.full(1, (1 << 8 * LOW) - 1 if integers.itemsize > LOW else -1, integers.dtype)
 
 

@@ -226,7 +226,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A training that differs, which the reference replays with candidate faults: what it was, and what was found.
+    """A training that differs, with the values that were found, which the reference replays with candidate faults.
 
     training: of the proof. quantity, step: of the first difference; after the last step: the final weights differ, or
     what is of no step. steps_of: [process][micro-batch], the step of each. found, expected: the loss of each, times the
@@ -250,7 +250,8 @@ class Suspect:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
+    """The trainings that the reference plays. replicas: of the study; they decide the subset's size. steps: of each
+    training.
 
     rows, extremes: see ProveTask. noise_runs: how often each training is played again with noise in the rounding.
     threads: of the reference; 0: all cores. notes_outputs: whether what modules return in `gradient` is written.
@@ -274,7 +275,7 @@ class ReferencePlan:
     suspect: Suspect | None = None
 
     def subset_of(self, layout: LayoutPlan) -> Subset:
-        """What a layout's trainings take."""
+        """Returns what a layout's trainings take."""
         return layout.subset or Subset(self.steps, self.replicas, self.rows)
 
 

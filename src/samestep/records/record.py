@@ -25,6 +25,7 @@ from samestep.records.spot_check import SpotCheck
 from samestep.records.tensor_files import read_arrays
 from samestep.records.trial import Trial
 from samestep.world import World
+from samestep.world.regular_files import paths_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -164,7 +165,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class ReferenceLifeRecord:
-    """What a run of the reference does besides training.
+    """The evaluations, checkpoints and restart of a run of the reference.
 
     every: steps between two evaluations. stop: steps before the restart. steps: in all. checkpoint_every: steps between
     two checkpoints. evaluations: each one, at_step: the steps before it. before: of the weights that it begins with.
@@ -359,7 +360,7 @@ def write_progress(rank: int, folder: Path, progress: Progress) -> None:
 def attempt() -> int:
     """Returns how often the launcher has restarted these ranks."""
     text = os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(text) if text.isdecimal() else 0  # what is left over in a shell may be anything
+    return int(text) if text.isdecimal() else 0  # a variable that is left over in a shell may hold anything
 
 
 def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
@@ -372,7 +373,7 @@ def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
 
 def rank_files(folder: Path) -> list[Path]:
     """Returns the ranks' records in a folder, in rank order: rank0.json, rank1.json, …, and no file of a like name."""
-    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.glob("rank*.json")]
+    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in paths_in(folder, "rank*.json")]
     return [folder / f"rank{number}.json" for number in sorted(int(name[1]) for name in named if name)]
 
 
@@ -401,7 +402,10 @@ class Record:
 
     def error(self) -> RankError | None:
         """Returns the first error, or None. An error that only reports a lost rank comes after all others."""
-        errors = [read(RankError, file) for file in self.folder.glob("error-rank*.json")]
+        errors = list[RankError]()
+        for file in paths_in(self.folder, "error-rank*.json"):
+            with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+                errors.append(read(RankError, file))
         return min(errors, key=lambda error: (error.lost_peer, error.time), default=None)
 
     def folder_of(self, name: str) -> Path:

@@ -22,7 +22,7 @@ OF_SECRETS = """access admin anthropic api app auth aws azure bearer bot client 
 google hf hub huggingface jwt license login nvidia oauth openai personal private refresh secret service signing ssh
 wandb"""
 HOLDERS = frozenset(OF_SECRETS.split())
-# A token of a text and a key of a table are none: pad_token, subtoken, sort_key.
+# A token of a text and a key of a table are no secrets: pad_token, subtoken, sort_key.
 OF_TEXTS = """bos cls eos mask pad sep sos special stop unk de next pre sub column feature foreign image input label
 output primary sort target"""
 INNOCENT = frozenset(OF_TEXTS.split())
@@ -47,7 +47,8 @@ BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{6,}")
 SIGNED = re.compile(r"(?i)(?<=[?&]sig=)[^\s&]+|(?<=hooks\.slack\.com/services/)[^\s&]+")  # of an address
 USER = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]*@")  # https://user:password@host
 ALONE = re.compile(r"(?<=https://)[^/\s:@]+@|(?<=http://)[^/\s:@]+@")  # https://token@host
-NAME = rf"(?P<name>(?=[\w.-]*(?:{'|'.join(sorted(LAST))}))[A-Za-z][\w.-]*)"  # that may be one: is_secret decides
+# A name that may be of a secret: is_secret decides.
+NAME = rf"(?P<name>(?=[\w.-]*(?:{'|'.join(sorted(LAST))}))[A-Za-z][\w.-]*)"
 # Several are in quotes, in brackets, or with commas between them; after a comma there may be the next name instead.
 VALUE = r"""(?P<value>"[^"]*"|'[^']*'|\[[^\]]*\]|(?:[^\s&;,}]|,(?!\s|["']?[\w.-]+["']?\s?[=:]))+)"""
 ASSIGNED = re.compile(rf"""(?i)(?<![\w.-])(?P<head>-{{0,2}}{NAME}["']?\s?[=:]\s?){VALUE}""")
@@ -56,7 +57,7 @@ HEADER = re.compile(r"(?i)((?:proxy-)?authorization\s*:\s*).*")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name of an option, a setting or a variable says that its value is a secret."""
+    """Returns whether a name of an option, a setting or a variable says that its value is a secret."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # apiKey
     words = re.split(r"[\W_]+", re.sub(r"[\W_]*\d*$", "", spaced.lower()))  # api_key_2 is an api_key
     last, holder = words[-1], "".join(words[-2:-1])
@@ -103,7 +104,7 @@ def redacted(words: Sequence[str]) -> list[str]:
             continue
         option = word if word.startswith("-") and not assigns and is_secret(word) else ""
         if assigns and value and re.fullmatch(r"-{0,2}[\w.-]+", name) and is_secret(name):
-            safe_words.append(f"{name}={HIDDEN}")  # whatever the value holds
+            safe_words.append(f"{name}={HIDDEN}")  # whatever is in the value
         else:
             safe_words.append(redacted_text(word))
     return safe_words

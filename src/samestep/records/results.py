@@ -30,7 +30,8 @@ class Divergence:
     expected: the reference's value. found: the engine's. Both are short enough to show, and never None. ranks: the
     second number of ranks, where it is this one that differs. epoch, schedule_step: of the step in the whole schedule,
     where the training does not begin with step 0. name: of the training in the engine's record. tried: the candidate
-    faults with which the reference has replayed it.
+    faults with which the reference has replayed it. times_bound: how far it is off, as a multiple of what rounding
+    explains; None where nothing is explained by rounding.
     """
 
     training: str
@@ -46,6 +47,7 @@ class Divergence:
     schedule_step: int | None = None
     name: str = ""
     tried: tuple[Trial, ...] = ()
+    times_bound: float | None = None
 
     @property
     def order(self) -> int:

@@ -1,4 +1,5 @@
-"""What a folder of results says of itself: the command that wrote it, what decides its results, and how it ended."""
+"""The facts in a folder of results: the command that wrote it, the options that decide its results, and how it
+ended."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STEP = "step{}"  # the name of a step's arrays
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 # The same sums of the weights before the first step, and after each one, where the plan asks for them.
 BEFORE, AFTER = "before {}", "after {}"
-AVERAGE = "average {}"  # of what no optimizer moves: at first, and where it has changed
+AVERAGE = "average {}"  # names of the tensors that no optimizer moves: at first, and where they have changed
 LOCAL_PIECE = "local {}"  # of the gradients that the rank computes in all micro-batches
 ENGINE_CLIPPING = "gradient_clipping"  # among the settings of an engine's optimizer: the norm allowed
 CLOSURES = "closures-rank{}.json"
@@ -30,7 +30,7 @@ UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has fai
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
-NO_LOADER = -1  # in place of a pass's number
+NO_LOADER = -1  # stands for the number of a pass
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # BatchNorm's buffers: each rank's own by design
 
 REPLAYED = "replay.json"
@@ -77,7 +77,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ScriptPlan:
-    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
+    """The plan of a launch of a script. script: the path of a Python file. steps: of the optimizer, to record.
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
     keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
@@ -100,7 +100,7 @@ class ScriptPlan:
     seed: int | None = None
 
 
-# What happens in the steps
+# The steps
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class PassRecord:
     workers: int = 0
 
 
-# What a rank holds of a model that is divided over ranks
+# A rank's part of a model that is divided over ranks
 
 Kind = Literal["shard", "replicate", "partial"]
 
@@ -257,9 +257,9 @@ class MeshRecord:
 
 @dataclass(frozen=True)
 class PieceRecord:
-    """What a rank holds of one tensor, a DTensor. mesh: its number. kinds: in each dimension of the mesh, what the
-    ranks along it hold: other elements, the same ones, or what is to be added up. offset, shape: of the piece. data:
-    how many of the mesh's dimensions, the first ones, are FSDP's, along which ranks train other rows."""
+    """A rank's piece of one tensor, a DTensor. mesh: its number. kinds: in each dimension of the mesh, what the ranks
+    along it hold: other elements, the same ones, or what is to be added up. offset, shape: of the piece. data: how many
+    of the mesh's dimensions, the first ones, are FSDP's, along which ranks train other rows."""
 
     mesh: int
     kinds: list[Kind]
@@ -282,7 +282,7 @@ class StageRecord:
     model: Mapping[str, int] = field(default_factory=dict)
 
 
-# What happens beside them
+# Beside the steps
 
 
 @dataclass(frozen=True)

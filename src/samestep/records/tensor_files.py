@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[np.generic]]
 
 PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
-PACKED = "packed "  # of the names of tensors that packed.py has made smaller
+PACKED = "packed "  # the prefix of the names of tensors that packed.py has made smaller
 # What a damaged file raises, in numpy, zipfile and json: a record may be anybody's.
 DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, BadZipFile, zlib.error, struct.error, ValueError, TypeError)
 DAMAGE += (AttributeError, LookupError, NotImplementedError, MemoryError, ArithmeticError, RecursionError)
-NAME = re.compile(r"[\w. -]+")  # of a state, which is a part of a file's name
+NAME = re.compile(r"[\w. -]+")  # the name of a state, which is a part of a file's name
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

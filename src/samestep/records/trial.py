@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from samestep.message import Message
 
-EXPLAINS = 0.01  # of the difference may stay unexplained
-TELLS = 0.1  # of the difference, at most, may be rounding: beyond it many a fault comes as near as the right one
+EXPLAINS = 0.01  # the share of the difference that may stay unexplained
+TELLS = 0.1  # the share of the difference that may be rounding: beyond it many a fault comes as near as the right one
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one candidate fault leaves unexplained of a difference.
+    """The result of one candidate fault: the share of a difference that it leaves unexplained.
 
     cause: the fault. where: the steps at which it acts. unexplained: the norm of what is left between the replay and
     the values that were found, as a share of that between the reference and these; None: it was not tried, for want of

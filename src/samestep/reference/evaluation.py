@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.bounds import EVALUATION_APART, EVALUATION_APART_IN_LOWER, SUM_ULPS
 from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
@@ -54,9 +55,9 @@ def evaluate(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bool)
     of_engine = torch.split(index, _rows_of_engine(job))
     again = of_engine if len(of_engine) < batches else index.tensor_split(batches + 1)
     sums_again = _sums(job, model, device, weighs, again) if twice and length > 1 else sums
-    # What differs by more is further off than a comparison in this dtype allows.
+    # A sum that differs by more is further off than a comparison in this dtype allows.
     dtype = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), torch.float32)
-    precision = max(1e-9, 64 * torch.finfo(dtype).eps)
+    precision = max(EVALUATION_APART, SUM_ULPS * torch.finfo(dtype).eps)
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - sums_again[n]) <= precision * max(1, abs(sums[n])))
     whole_metrics = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     weight = sums.pop(WEIGHT)
@@ -96,8 +97,8 @@ def predictions(job: Job, state: Mapping[str, Tensor], device: str, *, twice: bo
         return None
     if not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation):
         return None
-    precision = 1e-9 if first.dtype == torch.float64 else 1e-3
-    alike = all(torch.allclose(first, other, rtol=precision, atol=precision) for other in again)
+    precision = EVALUATION_APART if first.dtype == torch.float64 else EVALUATION_APART_IN_LOWER
+    alike = all(torch.allclose(first, repeated, rtol=precision, atol=precision) for repeated in again)
     return first if alike and first.is_floating_point() else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.bounds import CLIP_EPS
 from samestep.engine import Layout
 from samestep.job import Job
 from samestep.records.record import MicroBatchRecord
@@ -84,7 +85,7 @@ def by_norm(gradient: Gradient, limit: float | None, order: float = 2.0) -> Grad
     if limit is None or not given:
         return gradient
     norm = torch.nn.utils.get_total_norm(given, order)
-    scale = float((limit / (norm + 1e-6)).clamp(max=1.0))
+    scale = float((limit / (norm + CLIP_EPS)).clamp(max=1.0))
     return [None if tensor is None else tensor * scale for tensor in gradient]
 
 
@@ -187,7 +188,15 @@ class FaultyTraining(ReplicatedTraining):
         begins |= self.moment.step == step and self.moment.epoch_begins
         micro_batches = len(step_rows(self.job, self.layout, schedule_step))
         ends, again = (schedule_step + 1) % length == 0, self.moment.step == step
-        return Moment(step, schedule_step, epoch, begins, ends, again, micro_batches)
+        return Moment(
+            step,
+            schedule_step,
+            epoch,
+            epoch_begins=begins,
+            epoch_ends=ends,
+            again=again,
+            micro_batches=micro_batches,
+        )
 
     def step(self, step: int, scheduled_step: int) -> list[float]:
         """As of the training without a fault."""
@@ -209,11 +218,11 @@ class FaultyTraining(ReplicatedTraining):
         micro_batches, parts = self._parts(forwards)
         if not self.hypothesis.parts_ways:
             follow_first(self.states, plan)
-        own = [parts[replica].pop() for replica in self.replicas] if now.last_is_own else []
+        own_gradients = [parts[replica].pop() for replica in self.replicas] if now.last_is_own else []
         sums = [self._of_replica(parts[replica]) for replica in self.replicas]
         gradients = each_distinct(now.reduce(sums, self.layout.replicas), now.reduced)
-        if own:
-            gradients = [summed(pair) for pair in zip(gradients, own)]
+        if own_gradients:
+            gradients = [summed(pair) for pair in zip(gradients, own_gradients)]
         if now.keeps and self.before:
             gradients = [summed(pair) for pair in zip(gradients, self.before)]
         self.gradients = self.before = now.clip(gradients, self.job)
@@ -242,8 +251,8 @@ class FaultyTraining(ReplicatedTraining):
         rows = forward.rows[replica]
         if not rows:
             return 1.0
-        of_replica = sum(other.weights[replica] for other in forwards)
-        all_rows = sum(len(rows) for other in forwards for rows in other.rows)
+        of_replica = sum(other_forward.weights[replica] for other_forward in forwards)
+        all_rows = sum(len(rows) for other_forward in forwards for rows in other_forward.rows)
         weighs, replicas = forward.weights[replica], self.layout.replicas
         return self.now.weighs(
             Part(weighs, of_replica, forward.total, len(rows), all_rows, replicas, micro_batches=len(forwards))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.bounds import NO_FACTOR
 from samestep.engine import Layout
 from samestep.job import Job, Recipe, with_recipes
 from samestep.reference.faulty_training import (
@@ -61,22 +62,22 @@ def steps_to_act_at(
     yield EVERY
     if closure and not hypothesis.once:
         yield IN_LATER_CALLS
-    at = max(0, differs_at - hypothesis.delay)
-    if hypothesis.once or len(moments) == 1 or at >= len(moments):
+    first_step = max(0, differs_at - hypothesis.delay)
+    if hypothesis.once or len(moments) == 1 or first_step >= len(moments):
         return
-    moment, numbers = moments[at], [moment.step for moment in moments]
+    moment, numbers = moments[first_step], [moment.step for moment in moments]
     candidates = [
         Steps("at_last_steps_of_epochs", lambda moment: moment.epoch_ends),
         Steps("at_first_steps_of_epochs", lambda moment: moment.epoch_begins),
         Steps("at_every_step_but_the_first", lambda moment: moment.step > 0),
-        Steps("from_epoch_on", lambda other: other.epoch >= moment.epoch, {"epoch": moment.epoch}),
-        Steps("from_step_on", lambda other: other.step >= at, {"step": at}),
-        *map(_at_one_step, numbers if hypothesis.shows_at_end else [at]),
+        Steps("from_epoch_on", lambda later: later.epoch >= moment.epoch, {"epoch": moment.epoch}),
+        Steps("from_step_on", lambda later: later.step >= first_step, {"step": first_step}),
+        *map(_at_one_step, numbers if hypothesis.shows_at_end else [first_step]),
     ]
     tried = [set(numbers)]
     for candidate in candidates:
         chosen = {moment.step for moment in moments if candidate.includes(moment)}
-        shows = bool(chosen) if hypothesis.shows_at_end else at in chosen
+        shows = bool(chosen) if hypothesis.shows_at_end else first_step in chosen
         if shows and chosen not in tried:
             tried.append(chosen)
             yield candidate
@@ -89,10 +90,10 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
         yield from _of_optimizers(delay=0)
         yield from _of_rates(layout) if quantity == "learning rate" else ()
         return
-    many = layout.replicas > 1
+    several_replicas = layout.replicas > 1
     micro_batches = len(step_rows(job, layout, 0)) > 1
-    yield from _of_reductions(layout, micro_batches, job.weight is not None) if many else ()
-    yield from _of_micro_batches(many) if micro_batches else ()
+    yield from _of_reductions(layout, micro_batches, job.weight is not None) if several_replicas else ()
+    yield from _of_micro_batches(several_replicas) if micro_batches else ()
     yield from _of_clipping(job, layout, training)
     if training != "gradient":
         yield from _of_optimizers()
@@ -106,8 +107,8 @@ def hypotheses(job: Job, layout: Layout, training: str, quantity: str, found: Fo
     for at_each_module in (True, False) if found.changed else ():
         around = losing_what_forward_writes(found.changed, at_each_module=at_each_module)
         yield Hypothesis("what_forward_writes_is_lost", {"names": found.changed}, delay=0, around=around, once=True)
-    yield from _of_rounding(many, micro_batches, found.relative)
-    if found.factor is not None and abs(found.factor) > 1e-8:  # without a gradient nothing is trained: see causes
+    yield from _of_rounding(several_replicas, micro_batches, found.relative)
+    if found.factor is not None and abs(found.factor) > NO_FACTOR:  # without a gradient nothing is trained: see causes
         factor = found.factor
         yield Hypothesis("loss_scaled_by_another_factor", {"factor": factor}, reduced=_times(factor), general=True)
     if found.tensors and training == "gradient":
@@ -166,10 +167,13 @@ def _without_last(sums: Gradients, replicas: int) -> Gradients:
 def _but_for(names: Sequence[str], job: Job, sums: Gradients, replicas: int) -> Gradients:
     trained = [name for name, p in job.model().named_parameters() if p.requires_grad]
     mean = mean_over_replicas(sums, replicas)[0]
-    return [[mine if name in names else all_ for name, mine, all_ in zip(trained, own, mean)] for own in sums]
+    return [
+        [own_gradient if name in names else all_ for name, own_gradient, all_ in zip(trained, own_gradients, mean)]
+        for own_gradients in sums
+    ]
 
 
-def _of_micro_batches(many: bool) -> Iterator[Hypothesis]:
+def _of_micro_batches(several_replicas: bool) -> Iterator[Hypothesis]:
     yield Hypothesis("gradient_of_last_micro_batch_alone", micro_batches=lambda parts, clip: parts[-1])
     yield Hypothesis("gradient_of_first_micro_batch_alone", micro_batches=lambda parts, clip: parts[0])
     yield Hypothesis("last_micro_batch_left_out", micro_batches=lambda parts, clip: summed(parts[:-1]))
@@ -244,10 +248,10 @@ def _of_schedulers(job: Job, layout: Layout) -> Iterator[Hypothesis]:
     if job.phases:
         yield Hypothesis("scheduler_steps_once_for_each_phase", schedules_each_phase=True)
     yield Hypothesis("scheduler_steps_twice", schedules=lambda training: 2)
-    for other in {"step", "epoch"} - {every}:
+    for unit in {"step", "epoch"} - {every}:
         if every != "evaluation":
-            identity = "scheduler_steps_each_step" if other == "step" else "scheduler_steps_each_epoch"
-            yield Hypothesis(identity, job=_scheduled(other), once=True)
+            identity = "scheduler_steps_each_step" if unit == "step" else "scheduler_steps_each_epoch"
+            yield Hypothesis(identity, job=_scheduled(unit), once=True)
 
 
 def _scheduled(every: str) -> Callable[[Job], Job]:
@@ -299,8 +303,8 @@ def _of_averages(job: Job, wrong: Sequence[str]) -> Iterator[Hypothesis]:
     if wrong:
         yield Hypothesis("weights_of_tensors_not_averaged", {"tensors": wrong}, ends=_not_averaged(wrong), once=True)
         yield Hypothesis("averages_of_tensors_not_updated", {"tensors": wrong}, ends=_not_updated(wrong), once=True)
-    for other in (1 - ema, ema**2, ema**0.5, 0.9, 0.99, 0.999, 0.9999):
-        yield Hypothesis("average_of_another_decay", {"decay": other}, decay=_constant(other), once=True)
+    for other_decay in (1 - ema, ema**2, ema**0.5, 0.9, 0.99, 0.999, 0.9999):
+        yield Hypothesis("average_of_another_decay", {"decay": other_decay}, decay=_constant(other_decay), once=True)
 
 
 def _not_averaged(names: Sequence[str]) -> Callable[[FaultyTraining], None]:
@@ -388,7 +392,7 @@ def _states_of_first_replica(training: FaultyTraining) -> None:
     states.update({(replica, micro): states[0, micro] for replica, micro in states if (0, micro) in states})
 
 
-def _of_rounding(many: bool, micro_batches: bool, relative: float) -> Iterator[Hypothesis]:
+def _of_rounding(several_replicas: bool, micro_batches: bool, relative: float) -> Iterator[Hypothesis]:
     for dtype in (dtype for dtype in ROUNDED_TO if relative <= ROUNDING_MOVES * torch.finfo(dtype).eps):
         name = {"dtype": str(dtype).removeprefix("torch.")}
         rounded = _rounded(dtype)
@@ -396,7 +400,7 @@ def _of_rounding(many: bool, micro_batches: bool, relative: float) -> Iterator[H
         if micro_batches:
             between = _rounded_between(rounded)
             yield Hypothesis("gradients_rounded", name, micro_batches=between, reduced=rounded)
-        if many:
+        if several_replicas:
             yield Hypothesis("gradients_rounded_before_the_reduction", name, of_replica=_rounded(dtype))
         yield Hypothesis("weights_rounded", name, after=_weights_rounded(dtype))
         yield Hypothesis("optimizer_state_rounded", name, after=_state_rounded(dtype))

@@ -87,7 +87,7 @@ class Life:
             self.raw = {name: p.detach().clone() for name, p in model.named_parameters()}
         outputs = None
         if self.job.evaluation is not None and (self.like is None or self.like.outputs):
-            # A file of the trained part alone: the rest is what the job builds, not what --init had.
+            # The file has the trained part alone: the job builds the rest, which is not that of --init.
             built = _tensors(self.job.model().state_dict()) if self.job.save == "trainable" else {}
             outputs = predictions(self.job, {**built, **self.saved}, self.device, twice=self.like is None)
         self.outputs = {} if outputs is None else {"outputs": outputs}
@@ -101,8 +101,8 @@ class Life:
         if not names:
             return
         values = [result.mean(names[0]) for result in self.evaluations]
-        improving, other = ("min", "max") if values[1] < values[0] else ("max", "min")
-        for direction in (other, improving):
+        improving, opposite = ("min", "max") if values[1] < values[0] else ("max", "min")
+        for direction in (opposite, improving):
             self.best_at = 1
             for number in (2, 3):
                 gain = values[number] - values[self.best_at]

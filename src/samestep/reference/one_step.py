@@ -93,13 +93,17 @@ def replay_step(
         noise.perturb(training.model.parameters())
     training.step(before.step, before.step)
     trained = [name for name, parameter in names.items() if parameter.requires_grad]
-    own = training.own_gradients or {}
+    own_gradients = training.own_gradients or {}
     optimizer = {id(p): state for phase in training.phases for p, state in phase.optimizer.state.items()}
     return StepAfter(
         micro_batches=[training.micro_batches[replica] for replica in training.replicas],
         own_gradients=[
-            {name: gradient for name, gradient in zip(trained, own[replica], strict=True) if gradient is not None}
-            for replica in sorted(own)
+            {
+                name: gradient
+                for name, gradient in zip(trained, own_gradients[replica], strict=True)
+                if gradient is not None
+            }
+            for replica in sorted(own_gradients)
         ],
         weights={name: parameter.detach() for name, parameter in names.items()},
         buffers=[state.buffers for state in training.states],

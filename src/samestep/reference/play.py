@@ -81,8 +81,8 @@ def play(
     parts: bool = False,
     evaluated: bool = True,
     after_step: Callable[[int, list[float]], None] | None = None,
-    then: Layout | None = None,
-    then_from: int | None = None,
+    next_layout: Layout | None = None,
+    next_layout_from: int | None = None,
     moved: Collection[str] = (),
     life: Life | None = None,
     outputs: ModuleOutputs | None = None,
@@ -92,26 +92,20 @@ def play(
     steps: how many optimizer steps; or those that are trained in turn, by their number in the whole schedule.
     noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
-    evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
-    steps from `then_from` on, as where other ranks continue. moved: the parameters that the forward pass moves. life:
-    what a run does besides; it evaluates by itself. outputs: takes what modules return.
+    evaluated: whether the last weights are. after_step: called with each step and its losses. next_layout: the layout
+    of the steps from `next_layout_from` on, as where other ranks continue. moved: the parameters that the forward pass
+    moves. life: what a run does besides; it evaluates by itself. outputs: takes what modules return.
     """
-    training = ReplicatedTraining(job, layout, noise, device, neutral, moved, life)
-    training.most_replicas = max(layout.replicas, then.replicas if then else 0)
+    training = ReplicatedTraining(job, layout, noise, device=device, neutral=neutral, moved=moved, life=life)
     if outputs:
         outputs.begin(training.model)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
-    for step, scheduled_step in enumerate(range(steps) if isinstance(steps, int) else steps):
-        if then and step == then_from:
-            training.continue_with(then)
-        if life and step == life.stop:
-            training.restart()
-        losses = training.step(step, scheduled_step)
+    for step, losses in training.steps(
+        range(steps) if isinstance(steps, int) else steps, next_layout, next_layout_from
+    ):
         if after_step:
             after_step(step, losses)
-        if life:
-            life.after(step + 1, training.state)
     result = training.result(evaluated)
     model = weakref.ref(training.model)
     del training
@@ -196,6 +190,21 @@ class ReplicatedTraining:
         for state in self.states:
             state.attributes = self.attributes_at_start
 
+    def steps(
+        self, scheduled_steps: Iterable[int], next_layout: Layout | None = None, next_layout_from: int | None = None
+    ) -> Iterator[tuple[int, list[float]]]:
+        """Trains step after step, by their numbers in the whole schedule. Yields each step's number in this training
+        and its losses. next_layout: the layout of the steps from `next_layout_from` on."""
+        self.most_replicas = max(self.layout.replicas, next_layout.replicas if next_layout else 0)
+        for step, scheduled_step in enumerate(scheduled_steps):
+            if next_layout and step == next_layout_from:
+                self.continue_with(next_layout)
+            if self.life and step == self.life.stop:
+                self.restart()
+            yield step, self.step(step, scheduled_step)
+            if self.life:
+                self.life.after(step + 1, self.state)
+
     def step(self, step: int, scheduled_step: int) -> list[float]:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
         the losses. step: counted in this training. scheduled_step: in the whole schedule."""
@@ -274,8 +283,8 @@ class ReplicatedTraining:
             for forward in forwards:
                 yield replica, self._micro_batch(forward, replica)
             if self.own_gradients is not None:
-                own = [None if p.grad is None else p.grad / self._scale for p in self.parameters]
-                self.own_gradients[replica] = own
+                gradients = [None if p.grad is None else p.grad / self._scale for p in self.parameters]
+                self.own_gradients[replica] = gradients
             if separately:
                 sums = [_sum(sum_, p.grad) for sum_, p in zip(sums, self.parameters)]
                 self._clear_gradients()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.bounds import MEAN_OF_ROWS_APART, MEAN_OF_ROWS_LEAST, PADDED
 from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of, without_graph
@@ -23,7 +24,6 @@ from samestep.reference.schedule import per_epoch, step_rows, weight
 
 ROWS = 6
 STEPS = 8  # of an epoch, whose losses and gradients are looked at where those of six rows say nothing
-PADDED = 1e-6  # of its largest value: an output that depends on other rows by more does so without padding, too
 
 
 def row_dimensions(job: Job, device: str) -> RowDimensions:
@@ -78,15 +78,15 @@ def separate(
         for step in steps:
             losses = _Losses(phase, step, device, neutral, moved)
             with torch.no_grad():
-                whole, mean = losses.of(step)[0], losses.mean_of_halves(step)
-            if isfinite(whole) and not _alike(whole, mean):
+                whole_loss, mean = losses.of(step)[0], losses.mean_of_halves(step)
+            if isfinite(whole_loss) and not _alike(whole_loss, mean):
                 return _separate(phase, step, device, neutral, moved)
             gaps += [gap for gap in [losses.gradient_gap(step)] if gap is not None]
     return replace(separation, gradient_gap=max(gaps, default=None))
 
 
 def _alike(loss: float, mean: float) -> bool:
-    return isclose(loss, mean, rel_tol=1e-6, abs_tol=1e-9)
+    return isclose(loss, mean, rel_tol=MEAN_OF_ROWS_APART, abs_tol=MEAN_OF_ROWS_LEAST)
 
 
 def _steps(job: Job) -> int:
@@ -160,11 +160,11 @@ class _Losses:
         halves = [part for part in _halves(rows) if self.weight(part)]
         total = sum(self.weight(part) for part in halves)
         try:
-            whole = self._gradient(rows, 1.0)
+            whole_gradient = self._gradient(rows, 1.0)
             parts = [self._gradient(part, self.weight(part) / total) for part in halves]
         except (RuntimeError, ValueError, IndexError):
             return None
-        pairs = [(a, b) for a, b in zip(whole, summed(parts)) if a is not None and b is not None]
+        pairs = [(a, b) for a, b in zip(whole_gradient, summed(parts)) if a is not None and b is not None]
         largest = max((float(gradient.abs().max()) for gradient, _ in pairs if gradient.numel()), default=0.0)
         gap = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
         return gap / largest if largest and isfinite(gap) else None
@@ -275,10 +275,10 @@ def repeatability(job: Job, device: str) -> Repeatability:
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         written: list[str] = []
         if changed:
-            after, other = ReplicaState(model, changed).parameters, untrained()
-            first.parameters = ReplicaState(other, changed).parameters
-            losses(other, 1)
-            after_other = ReplicaState(other, changed).parameters
+            after, second_model = ReplicaState(model, changed).parameters, untrained()
+            first.parameters = ReplicaState(second_model, changed).parameters
+            losses(second_model, 1)
+            after_other = ReplicaState(second_model, changed).parameters
             written = [name for name in changed if not torch.equal(after[name], after_other[name])]
         first.restore(model)
         again = losses(model, 0)

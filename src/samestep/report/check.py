@@ -50,7 +50,7 @@ QUESTIONS: Mapping[Question, Message] = {
     "loss": message("question_loss"),
     "settings": message("question_settings"),
 }
-# What a divergence of a script is of; see proof/script.
+# The quantity of a divergence -> how it is called. proof/script says which there are.
 QUANTITIES: Mapping[str, Message] = {
     "calls of the closure": message("quantity_calls_of_the_closure"),
     "optimizer steps": message("quantity_optimizer_steps"),
@@ -117,13 +117,13 @@ def show_diff(results: DiffResults) -> None:
 
 def _changes(results: DiffResults, what: Message) -> list[str]:
     """Returns the changed lines, those that are nearest to a first difference before the others."""
-    shown = [text(what)] if results.changes else []
+    shown_lines = [text(what)] if results.changes else []
     for place in results.changes:
         name = place.after or place.before
-        shown += [f"  {name}:{place.line}", *(f"    {line}" for line in place.text.splitlines())]
+        shown_lines += [f"  {name}:{place.line}", *(f"    {line}" for line in place.text.splitlines())]
     if results.more_changes:
-        shown.append(text(message("more_changed_places", places=results.more_changes)))
-    return shown
+        shown_lines.append(text(message("more_changed_places", places=results.more_changes)))
+    return shown_lines
 
 
 def lines(results: CheckResults) -> list[str]:
@@ -159,12 +159,12 @@ def _by_cause(findings: Sequence[Finding], answer: Answer) -> list[Finding]:
 def _places(finding: Finding, sites: Sequence[CallSite] | None = None) -> list[str]:
     """Returns the lines of the user's code where a finding arises, relative to the working directory. sites: those of
     the other side of a comparison."""
-    here = Path.cwd()
+    current_folder = Path.cwd()
     places = []
     for site in finding.sites if sites is None else sites:
         file = Path(site.file)
-        shown = file.relative_to(here) if file.is_relative_to(here) else file
-        places.append(f"  {shown}:{site.line}" + (f": {site.code}" if site.code else ""))
+        path = file.relative_to(current_folder) if file.is_relative_to(current_folder) else file
+        places.append(f"  {path}:{site.line}" + (f": {site.code}" if site.code else ""))
     return places
 
 

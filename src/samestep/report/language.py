@@ -1,6 +1,7 @@
 """Puts messages into sentences, in English or in Chinese.
 
 The catalogues are the files of report/sentences: a table for each id of a message, with its sentence in each language.
+Those of mistakes are in the files of samestep/rules, those of environment variables in doctor/variables.toml.
 
     [ranks_take_different_steps]
     en = "rank {rank} takes {found:n optimizer step}[[, and {lost:ranks} {lost:is|are} lost]]"
@@ -23,7 +24,6 @@ from __future__ import annotations
 import os
 import re
 import string
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -32,17 +32,15 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from samestep.errors import UserError
 from samestep.message import Message, render_with
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+from samestep.records.toml_files import read_toml
+from samestep.rules import rule_ids, rule_of
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 VARIABLE = "SAMESTEP_LANG"
 LOCALES = ("LC_ALL", "LC_MESSAGES", "LANG")
 SENTENCES = Path(__file__).parent / "sentences"
+VARIABLES = Path(__file__).parents[1] / "doctor" / "variables.toml"
 OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ def language() -> Language:
     """Returns the language of this process: that of SAMESTEP_LANG, else the locale's, else English."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen not in LANGUAGES:
-        # As setlocale does: the first that is set decides.
+        # The first variable that is set decides, as for setlocale.
         locale = next((os.environ[name] for name in LOCALES if os.environ.get(name)), "")
         chosen = "zh" if locale.startswith("zh") else "en"
     return cast(Language, chosen)
@@ -69,17 +67,38 @@ def catalogue() -> Mapping[str, Mapping[Language, str]]:
     """Returns the sentences of all ids: id -> language -> template. Raises ValueError for an id in two files."""
     sentences: dict[str, Mapping[Language, str]] = {}
     for path in sorted(SENTENCES.glob("*.toml")):
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_toml(path)
         if twice := sentences.keys() & tables.keys():
             raise ValueError(f"{path.name}: {min(twice)} is in another file, too")
         sentences |= tables
+    # The meaning of an environment variable has the variable's name.
+    for name, table in read_toml(VARIABLES).items():
+        if "en" in table:
+            sentences[name.lower()] = {into: table[into] for into in LANGUAGES}
     return sentences
+
+
+def templates_of(identity: str) -> Mapping[Language, str] | None:
+    """Returns the sentences of an id: language -> template; None for an unknown one."""
+    rule = None if identity in catalogue() else rule_of(identity)
+    return {"en": rule.en, "zh": rule.zh} if rule else catalogue().get(identity)
+
+
+def sentence_ids() -> list[str]:
+    """Returns all ids that have sentences, those of mistakes among them, in the order of the alphabet."""
+    return sorted([*catalogue(), *rule_ids()])
+
+
+def sentence_with_names(identity: str) -> str:
+    """Returns the sentence of an id, with the names of its fields in place of what was found."""
+    templates = templates_of(identity) or {}
+    return text(Message(identity, {name: f"<{name}>" for name in names_of(templates.get("en", ""))}))
 
 
 def text(said: Message, into: Language | None = None) -> str:
     """Returns a message's sentence, in this process's language or in another; one of an unknown id as it is written."""
     into = into or language()
-    templates = catalogue().get(said.id)
+    templates = templates_of(said.id)
     if templates is None:  # a file from elsewhere may say anything
         return said.as_written()
     formatter = _Formatter(into)
@@ -140,8 +159,8 @@ class _Formatter(string.Formatter):
         if spec.startswith("n "):
             noun, count = spec[2:], _count(value)
             plural = "es" if noun.endswith(("batch", "branch", "s")) else "s"
-            shown = f"{count:,}" if isinstance(count, int | float) else self._shown(count) or "?"
-            return f"{shown} {noun}{plural if self.into == 'en' and count != 1 else ''}"
+            number = f"{count:,}" if isinstance(count, int | float) else self._shown(count) or "?"
+            return f"{number} {noun}{plural if self.into == 'en' and count != 1 else ''}"
         if spec == "ranks":
             return self._ranks(value if isinstance(value, list) else [value])
         if spec == "first" and isinstance(value, list):

@@ -199,7 +199,7 @@ def headline(results: CompareResults) -> str:
     rows = results.engines
     clauses = [*_proofs(rows)]
     answer = results.same_as_one_process
-    # A yes is of the reference: beside an engine that is not proven it would be read as an acquittal.
+    # The yes is about the reference: beside an engine that is not proven it would be read as an acquittal.
     clauses += [one_process_clause(results)] if answer and not (answer.same and _unproven(results)) else []
     differing = [row for row in rows if row.verdict == "differs"]
     clauses += [message("engine_and_verdict", engine=titles([row], rows), verdict=verdict(row)) for row in differing]
@@ -311,8 +311,8 @@ def notes(results: CompareResults) -> list[str]:
 
 def too_fast(row: EngineResult) -> bool:
     """Whether a row is more times as fast as one process than it has ranks, in the whole interval of its launches."""
-    shown = None if row.ratio is None else round(row.ratio.low, SHOWN_DIGITS)
-    return row.ranks is not None and shown is not None and row.ranks > 1 and shown > row.ranks
+    speedup = None if row.ratio is None else round(row.ratio.low, SHOWN_DIGITS)
+    return row.ranks is not None and speedup is not None and row.ranks > 1 and speedup > row.ranks
 
 
 def speeds_that_cannot_be(results: CompareResults) -> list[Message]:
@@ -503,8 +503,8 @@ def shares(rows: int, ranks: int) -> Message:
 def shares_of(results: CompareResults) -> Message:
     """Returns how a step's rows are shared out: among the replicas, where the ranks of all engines share theirs."""
     replicas = {row.replicas for row in results.engines if row.mesh}
-    others = [row for row in results.engines if not row.mesh and row.replicas != 1]
-    if len(replicas) != 1 or others or replicas == {results.world_size}:
+    other_rows = [row for row in results.engines if not row.mesh and row.replicas != 1]
+    if len(replicas) != 1 or other_rows or replicas == {results.world_size}:
         return shares(results.global_batch, results.world_size)
     (count,) = replicas
     assert count

@@ -95,8 +95,8 @@ def _inspection(question: Question) -> Inspection:
         )
     second: list[EngineFacts] = []
     if job and job.second:
-        others = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
-        second += [facts for facts in others if not facts.mesh]
+        second_engines = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+        second += [facts for facts in second_engines if not facts.mesh]
     meshes = {name: size.mesh for name, size in job.second_meshes.items() if size.mesh} if job else {}
     second += [found for row in rows if row.name in meshes and (found := on_mesh(row, meshes[row.name]))]
     facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, question.engines) if job else ())
@@ -117,6 +117,12 @@ def _script(question: EjectQuestion) -> Script:
     rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine], asked)
     row = next(row for row in rows if row.name == question.engine)
     mesh = row.mesh or asked
-    return Script(
-        eject(question.job, question.settings, question.engine, row.settings, question.size, question.file, mesh)
+    return eject(
+        question.job,
+        question.settings,
+        question.engine,
+        settings=row.settings,
+        size=question.size,
+        file=question.file,
+        mesh=mesh,
     )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import FrameType
 from typing import Any
 
 from torch import distributed
 
+from samestep.rank.hooks import Hooks, calling_frame
 from samestep.world.imports import is_users_code
 
 VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
@@ -25,33 +24,26 @@ def asked_ranks() -> Iterator[list[str]]:
     places: list[str] = []
     # Of each place of the user's code, the variables that it has read: what reads others, too, copies them.
     variables: dict[str, set[str]] = {}
-    functions = {name: getattr(distributed, name) for name in FUNCTIONS}
-    environment: Any = os.environ
-    key_in_bytes: Callable[[str], bytes] = environment.encodekey
+    hooks = Hooks()
 
-    def read(key: str) -> bytes:
-        if sys._getframe(1).f_code.co_name == "__getitem__" and (place := _place(sys._getframe(1))):
+    def read(key_in_bytes: Any, key: str) -> Any:
+        frame = calling_frame()
+        if frame.f_code.co_name == "__getitem__" and (place := _place(frame)):
             variables.setdefault(place, set()).add(key)
         return key_in_bytes(key)
 
-    def asking(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def asked(*args: Any, **named: Any) -> Any:
-            if (place := _place(sys._getframe(1))) and place not in places:
-                places.append(place)
-            return function(*args, **named)
+    def asked(function: Any, *args: Any, **named: Any) -> Any:
+        if (place := _place(calling_frame())) and place not in places:
+            places.append(place)
+        return function(*args, **named)
 
-        return asked
-
-    environment.encodekey = read
-    for name, function in functions.items():
-        setattr(distributed, name, asking(function))
+    hooks.attach(os.environ, "encodekey", read)
+    for name in FUNCTIONS:
+        hooks.attach(distributed, name, asked)
     try:
         yield places
     finally:
-        environment.encodekey = key_in_bytes
-        for name, function in functions.items():
-            setattr(distributed, name, function)
+        hooks.detach()
         places += [place for place, keys in variables.items() if keys <= VARIABLES and place not in places]
 
 

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.bounds import ABOVE_ZERO, ABOVE_ZERO_FLOAT32, FLOOR_ULPS, RATE_APART, TIMES_NOISE
 from samestep.errors import UserError
 from samestep.message import Message, message
 from samestep.rank.digests import bits_digest
 from samestep.reference import StepAfter, StepBefore
-
-BOUND = 10  # times the distance that rounding alone makes
-FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class StepJudge:
     def _rates(self) -> Finding | None:
         found = [float(group["lr"]) for group in self.step.before.groups if "lr" in group]
         for expected, rate in zip(self.rates or (), found):
-            if not isclose(rate, expected, rel_tol=1e-6, abs_tol=1e-30):
+            if not isclose(rate, expected, rel_tol=RATE_APART, abs_tol=ABOVE_ZERO_FLOAT32):
                 values = {"found": rate, "expected": expected}
                 return self._found("spot_check_rate_differs", self._all_ranks, exact=True, **values)
         return None
@@ -254,12 +252,12 @@ class StepJudge:
             raise UserError(message("replay_overflows"))  # it adds gradients up before it divides
         distance = float(_distances(pair.found, expected).max())
         dtype = pair.found.dtype if expected.dtype == torch.float64 and not expected.dim() else expected.dtype
-        largest = max(_largest(expected), 1e-300)
+        largest = max(_largest(expected), ABOVE_ZERO)
         floor = FLOOR_ULPS * torch.finfo(dtype).eps * largest
         if distance <= floor:
             return False
         spread = max(float(_distances(pair.of_replay(noisy), expected).max()) for noisy in self.noisy)
-        bound = max(floor, BOUND * spread)
+        bound = max(floor, TIMES_NOISE * spread)
         self.largest = max(self.largest, distance / bound if bound else 0.0)
         return not distance <= bound
 

@@ -51,11 +51,11 @@ def live(plan: Plan, training: ProveTask, small: Job, engine: Engine, world: Wor
     plan = replace(plan, engine_settings=training.engine_settings)
     first = run_training(plan, part, _with_data_as_built(plan, training, small), engine, world)
     if world.rank == 0 and asked.best:
-        # The checkpoint has the best ones, for a restart on another machine.
+        # The best weights are taken from the checkpoint, as on another machine, which has no such file.
         replace_by(weights, lambda file: file.write(init.read_bytes()))
-    # Stopped after its last step, as by nobody: a graceful stop would be the process's.
-    rest = replace(part, resume="auto", best=asked.best_after, stop_after=cut.steps)
-    second = run_training(plan, rest, _with_data_as_built(plan, training, small), engine, world)
+    # It stops after its last step, so that no stop of the whole process is asked for.
+    resumed = replace(part, resume="auto", best=asked.best_after, stop_after=cut.steps)
+    second = run_training(plan, resumed, _with_data_as_built(plan, training, small), engine, world)
     predictions = folder / "predictions.npy"
     if asked.predictions and weights.exists():
         evaluate_weights(plan, EvaluateTask(str(weights), "", str(predictions)), small, engine, world)

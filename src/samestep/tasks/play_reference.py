@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep import reference
+from samestep.bounds import HARDLY_MOVES, LOSS_BY_ORDER, LOSS_COMPUTED_AGAIN_APART, MOVES
 from samestep.data.stream import is_stream
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
@@ -58,9 +59,6 @@ from samestep.world import World
 
 RATES = 24  # tried, each a quarter of the previous one: a loss may be a sum over millions
 EXPLODES = 10  # a loss above this multiple of the first step's largest
-HARDLY_MOVES = 1e-5  # the gradient's norm times the rate: rounding would hide what is compared
-MOVES = 1e-3  # the same, at the rate that is then taken
-ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
 
 
 @dataclass(frozen=True)
@@ -313,10 +311,10 @@ class ReferencePlayer:
     ) -> ReferenceLifeRecord:
         """Adds the first losses of a run that begins with the model's own weights."""
         small = proof_job(self.job, training)
-        own = reference.play(
+        own_run = reference.play(
             small, layout_of(planned), 1, device=self.world.device, evaluated=False, moved=self.moved or ()
         )
-        losses = [[micro_batch.loss or 0.0 for micro_batch in replica] for replica in own.micro_batches]
+        losses = [[micro_batch.loss or 0.0 for micro_batch in replica] for replica in own_run.micro_batches]
         cut = life_steps(training, len(small.phases))
         return replace(life, own_losses=losses, checkpoint_every=cut.checkpoint_every)
 
@@ -362,7 +360,7 @@ class ReferencePlayer:
 
         def moves(noisy: list[ReferenceTrainingRecord]) -> bool:
             """Whether the noise moves the weights by more than rounding does."""
-            return any(distance > ORDERED * furthest for run in noisy for distance in run.distances.values())
+            return any(distance > LOSS_BY_ORDER * furthest for run in noisy for distance in run.distances.values())
 
         scales = self.scales is not False
         try:
@@ -373,7 +371,7 @@ class ReferencePlayer:
             self.shakes_data = False  # the criterion refuses rows that are moved by rounding
             noisy = with_noise(scales)
         first = base.micro_batches[0][0].loss or 0.0
-        visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
+        visible = max(LOSS_BY_ORDER, 100 * torch.finfo(dtype).eps) * abs(first)
         ordered = any(abs((run.micro_batches[0][0].loss or 0.0) - first) > visible for run in noisy)
         if dtype == torch.float64 and not ordered and moves(noisy):
             if self.scales is None:
@@ -423,8 +421,8 @@ class ReferencePlayer:
             parts=training.training == "gradient" and not noise,
             evaluated=life is None and (not planned.compared or (self.has_buffers and not noise)),
             after_step=after_step,
-            then=layout_of(planned.then) if planned.then else None,
-            then_from=interruption_of_layout(small, training, planned, len(steps)),
+            next_layout=layout_of(planned.then) if planned.then else None,
+            next_layout_from=interruption_of_layout(small, training, planned, len(steps)),
             moved=self.moved or (),
             life=life,
             outputs=outputs,
@@ -547,6 +545,10 @@ def check_repeats(result: reference.TrainingResult, again: reference.TrainingRes
 
 
 def _check_same(first: float, second: float, device: str) -> None:
-    if first == second or isnan(first) or (device != "cpu" and abs(first - second) <= 1e-6 * abs(first)):
+    if (
+        first == second
+        or isnan(first)
+        or (device != "cpu" and abs(first - second) <= LOSS_COMPUTED_AGAIN_APART * abs(first))
+    ):
         return
     raise UserError(message("loss_differs_when_computed_again", first=first, second=second))

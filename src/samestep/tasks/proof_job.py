@@ -117,7 +117,7 @@ def with_own_tensors(model: nn.Module) -> nn.Module:
         storage = tensor.untyped_storage()
         if views[storage._cdata] == 1 or tensor.is_conj() or tensor.is_neg():
             return tensor.detach().resolve_conj().resolve_neg().clone()
-        # Views of one another stay so.
+        # Tensors that share memory still do in the copy.
         if storage._cdata not in copies:
             copies[storage._cdata] = storage.clone()
         place = tensor.storage_offset(), tensor.size(), tensor.stride()

@@ -110,7 +110,7 @@ def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: Worl
 def interruption_of(training: ProveTask, small: Job, steps: int) -> int:
     """Returns how many steps the first part of an interrupted training has. small: the proof's job."""
     assert training.interrupted
-    # The state that rows carry on within an epoch is of the rows of each rank.
+    # Within an epoch each rank carries on the state of its own rows.
     only_at_end = small.carry_state and training.interrupted.other_ranks
     per_epoch = schedule_of(small, 1).steps_per_epoch
     return interruption(small.seed, training.training, steps, per_epoch, only_at_end=only_at_end)

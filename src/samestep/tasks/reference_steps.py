@@ -17,7 +17,9 @@ def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
     bound is then that of the replicas' rounding alone, which is never wider."""
     if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
         return 0
-    return 1 if layout.neutral or layout.subset else plan.noise_runs
+    if layout.neutral:
+        return 1
+    return max(1, plan.noise_runs - 1) if layout.subset else plan.noise_runs
 
 
 class StepsPlayed:

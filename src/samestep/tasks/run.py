@@ -19,9 +19,9 @@ from samestep.rank.evaluate import BestWeights, evaluate
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.guards import Guards
 from samestep.rank.listeners import Listeners, listeners_of
-from samestep.rank.meter import StepProfile
 from samestep.rank.process_group import checkpoint_store, export_store, stop_store
 from samestep.rank.spot_check import ReplayProcess, SpotChecks
+from samestep.rank.step_profile import StepProfile
 from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write_array
@@ -85,7 +85,8 @@ def run_training(plan: Plan, training: RunTask, job: Job, engine: Engine, world:
         micro_batches=engine.layout(world, **plan.engine_settings).micro_batches,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
-    profile.close()
+    if profile:
+        profile.close()
     checkpoints.close()
     observed = run.observations()
     done = run.count.first + len(observed.step_s)
@@ -129,7 +130,10 @@ def _spot_checks(
         device = os.environ.get("SAMESTEP_DEVICES", world.device).split(",")[-1]
         stops = training.spot_check_stops and not training.stop_after
         replays = ReplayProcess(
-            SpotCheckPlan(plan.job, plan.settings, layout, world.size, device, str(checks), stops), folder
+            SpotCheckPlan(
+                plan.job, plan.settings, layout, world_size=world.size, device=device, checks=str(checks), stops=stops
+            ),
+            folder,
         )
     return SpotChecks(world, training.spot_check, steps=steps, folder=folder, replays=replays)
 
@@ -145,9 +149,11 @@ def evaluate_weights(plan: Plan, training: EvaluateTask, job: Job, engine: Engin
     return TrainingRecord(evaluation=evaluated.record())
 
 
-def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile:
-    """Returns what traces the steps of --profile. Raises UserError where the training has fewer."""
-    if training.profile and training.profile[0] > steps:
+def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile | None:
+    """Returns what traces the steps of --profile; None without it. Raises UserError where the training has fewer."""
+    if training.profile is None:
+        return None
+    if training.profile[0] > steps:
         raise UserError(message("profile_begins_after_the_training", steps=steps, last=training.profile[0] - 1))
     return StepProfile(world, folder, training.profile)
 

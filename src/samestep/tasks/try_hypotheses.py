@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from samestep import reference
+from samestep.bounds import HOPELESS, TRIED_RATE_APART
 from samestep.job import Job
 from samestep.message import Message
 from samestep.records.plan import LayoutPlan, ReferencePlan, Suspect
@@ -25,7 +26,6 @@ from samestep.tasks.proof_job import OF_PARAMETER, proof_job, steps_of
 from samestep.tasks.reference_tensors import distance
 from samestep.world import World
 
-HOPELESS = 0.05  # from which share on a replay is not played to its end
 STEPS_AFTER = 2  # the first one that differs, which are compared too
 # Floating-point operations of all replays, some 40 s in float64 on one core. A number, and no time: the same faults are
 # tried on every machine.
@@ -49,8 +49,8 @@ class Replay:
         self.job = proof_job(job, suspect.training)
         self.steps = steps_of(suspect.training, self.job, reference.per_epoch(self.job))
         self.ends_at = min(len(self.steps), suspect.step + STEPS_AFTER + 1)
-        self.then = layout_of(planned.then) if planned.then else None
-        self.then_from = interruption_of_layout(self.job, suspect.training, planned, len(self.steps))
+        self.next_layout = layout_of(planned.then) if planned.then else None
+        self.next_layout_from = interruption_of_layout(self.job, suspect.training, planned, len(self.steps))
         repeated = repeatability(self.job, world.device, checked=False)
         self.moved, self.changed = repeated.moved, repeated.changed
         self.tensors = self._tensors() if self.ends_at == len(self.steps) else FoundTensors()
@@ -93,7 +93,6 @@ class Replay:
     def _most_steps(self) -> int:
         """Returns how many steps all replays may take, by what the first step takes without a fault."""
         training = FaultyTraining(self.job, self.layout, self.world.device, HEALTHY, lambda moment: False, self.moved)
-        training.most_replicas = max(self.layout.replicas, self.then.replicas if self.then else 0)
         _, flop = counted_flop(lambda: training.step(0, self.steps[0]))
         parameters = sum(tensor.numel() for tensor in training.final_state().values())
         return math.ceil(MOST_FLOP / (flop + OF_PARAMETER * parameters + OF_STEP))
@@ -122,12 +121,7 @@ class Replay:
         """Replays the training. Returns what stays unexplained, and the share that rounding may leave."""
         try:
             training = FaultyTraining(self.job, self.layout, self.world.device, hypothesis, steps.includes, self.moved)
-            training.most_replicas = max(self.layout.replicas, self.then.replicas if self.then else 0)
-            for step, schedule_step in enumerate(self.steps[: self.ends_at]):
-                if self.then and step == self.then_from:
-                    training.continue_with(self.then)
-                self.steps_taken += 1
-                training.step(step, schedule_step)
+            for step, _ in training.steps(self._counted_steps(), self.next_layout, self.next_layout_from):
                 unexplained, rounding = self.losses.unexplained(training, step)
                 unexplained = max(unexplained, self._rates_unexplained(training.rates, len(training.norms)))
                 if unexplained > HOPELESS:
@@ -139,6 +133,11 @@ class Replay:
             return None, 0.0
         return unexplained, rounding
 
+    def _counted_steps(self) -> Iterator[int]:
+        for scheduled_step in self.steps[: self.ends_at]:
+            self.steps_taken += 1
+            yield scheduled_step
+
     def _rates_unexplained(self, rates: list[list[float]], steps: int) -> float:
         """The same of the learning rates, which must be those that were found."""
         found = [rate for group in self.suspect.rates[: len(rates)] for rate in group]
@@ -146,7 +145,7 @@ class Replay:
         if len(replayed) != len(found):
             return 1.0
         off = math.dist(replayed, found)
-        if off <= 1e-9 * math.hypot(*found):
+        if off <= TRIED_RATE_APART * math.hypot(*found):
             return 0.0
         expected = [rate for group in self.suspect.expected_rates[: len(rates)] for rate in group]
         difference = math.dist(expected, found) if len(expected) == len(found) else 0.0

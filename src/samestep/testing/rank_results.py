@@ -47,13 +47,13 @@ class Output:
             texts.append(data.decode(errors="replace"))
         return Printed(self.label, *texts)
 
-    def show(self, rest: bool = False) -> None:
-        """Prints each new line with the rank before it, where pytest captures nothing. rest: a partial line too."""
+    def show(self, unfinished: bool = False) -> None:
+        """Prints each new line after its rank, where pytest captures nothing. unfinished: a partial line too."""
         if not self._live:
             return
         for number, (path, stream) in enumerate(zip(self._paths, (sys.stdout, sys.stderr))):
             data = _read(path, self._shown[number])
-            if not rest:
+            if not unfinished:
                 data = data[: data.rfind(b"\n") + 1]
             self._shown[number] += len(data)
             for line in data.decode(errors="replace").splitlines():

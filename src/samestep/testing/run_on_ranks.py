@@ -109,7 +109,7 @@ class Pool:
         except pytest.fail.Exception as error:  # the alarm of pytest-timeout
             self._stop(running, f"was ended: {error}")
         for process in running.processes:
-            process.output.show(rest=True)
+            process.output.show(unfinished=True)
             first = running.results[process.number][0]
             first.printed.append(("call" if "setup" in first.reports else "setup", process.output.take()))
 

@@ -54,8 +54,8 @@ def install(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     from samestep.world.regular_files import make_folder, open_new
 
     first = make_folder(folder / "python")
-    with open(__file__, "rb") as own, open_new(first / "sitecustomize.py") as copy:
-        shutil.copyfileobj(own, copy)
+    with open(__file__, "rb") as source, open_new(first / "sitecustomize.py") as copy:
+        shutil.copyfileobj(source, copy)
     path = os.pathsep.join([str(first), *filter(None, [environment.get("PYTHONPATH")])])
     return {FOLDER: str(first), "PYTHONPATH": path}
 

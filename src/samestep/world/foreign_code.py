@@ -33,9 +33,9 @@ def as_exceptions() -> Iterator[None]:
             raise
         raise ForeignError(str(error)).with_traceback(error.__traceback__) from error
     finally:
-        for number, (own, before) in replaced.items():
+        for number, (own_handler, before) in replaced.items():
             # The block may have set another, which stays.
-            if signal.getsignal(number) is own:
+            if signal.getsignal(number) is own_handler:
                 signal.signal(number, before)
 
 
@@ -43,10 +43,10 @@ def _noticing(came: list[int]) -> dict[int, tuple[Any, Any]]:
     """Sets handlers that note a signal and call the one before. Returns number -> the new handler, the one before."""
     numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
     before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    own = {number: partial(_note, came, handler) for number, handler in before.items()}
-    for number, handler in own.items():
+    own_handlers = {number: partial(_note, came, handler) for number, handler in before.items()}
+    for number, handler in own_handlers.items():
         signal.signal(number, handler)
-    return {number: (own[number], before[number]) for number in own}
+    return {number: (own_handlers[number], before[number]) for number in own_handlers}
 
 
 def _note(came: list[int], handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:

@@ -170,4 +170,12 @@ def read(path: Path) -> Pulse | None:
     clocks = Clocks(*slots[0][WORLD:FETCH_NS], *sums, *slots[0][FIRST_NS:])
     beats = sum(slot[BEATS] for slot in slots)
     workers = tuple(slot[PID] for slot in slots[1:] if slot[PID])
-    return Pulse(beats, slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows, clocks, workers)
+    return Pulse(
+        beats,
+        slots[0][ACTIVITY],
+        slots[0][STEP],
+        taken=slots[0][TAKEN],
+        row_of=rows,
+        clocks=clocks,
+        worker_pids=workers,
+    )

@@ -74,13 +74,13 @@ class Mesh:
         order = [*(axis for axis in axes if axis in self.sizes), *(axis for axis in axes if axis in OF_REPLICAS)]
         found: dict[Mesh, None] = {}
         for axis in order:
-            size, others = getattr(self, axis), self.size // getattr(self, axis)
+            size, other_axes_size = getattr(self, axis), self.size // getattr(self, axis)
             if ranks is not None:
-                sizes = [ranks // others] if ranks % others == 0 else []
+                sizes = [ranks // other_axes_size] if ranks % other_axes_size == 0 else []
             else:
-                # A size that divides this one would hide what this one hides.
-                sizes = sorted(OTHER_SIZES, key=lambda other: size % other == 0) if size > 1 else [2]
-            found |= dict.fromkeys(replace(self, **{axis: other}) for other in sizes if other != size)
+                # A size that divides this one hides the same mistakes.
+                sizes = sorted(OTHER_SIZES, key=lambda axis_size: size % axis_size == 0) if size > 1 else [2]
+            found |= dict.fromkeys(replace(self, **{axis: axis_size}) for axis_size in sizes if axis_size != size)
         most = ranks or max(MOST_RANKS, self.size)
         return [mesh for mesh in found if mesh.size <= most]
 

@@ -74,7 +74,7 @@ def left_running() -> list[psutil.Process]:
 def _ends_by_itself(child: psutil.Process) -> bool:
     """Whether a process has ended, or is multiprocessing's resource tracker, which cleans up after its parent."""
     try:
-        # One that is about to be a zombie has no words any more.
+        # A process that is about to be a zombie has no command line any more.
         return not (words := child.cmdline()) or "resource_tracker" in " ".join(words)
     except psutil.NoSuchProcess:  # of which ZombieProcess is one
         return True

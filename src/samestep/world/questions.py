@@ -61,7 +61,7 @@ class _Serving:
         make_private(pipe.parent)
         remove_file(pipe)
         os.mkfifo(pipe, 0o600)
-        # For writing, too: so it is open at once, and never at its end.
+        # The pipe is opened for writing, too: opening does not wait, and reading never meets the end.
         self._descriptor = os.open(pipe, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
         self._answers = answers
@@ -154,7 +154,7 @@ def ask(folder: Path, rank: int, question: bytes, timeout_s: float = ANSWER_S) -
     answer = _answer(folder, rank, question)
     try:
         remove_file(answer)
-        # Fails at once where nobody reads.
+        # Opening fails at once where nobody reads.
         descriptor = os.open(_pipe(folder, rank), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -69,7 +69,7 @@ def open_new(path: Path, *, text: bool = False, buffering: int = -1, mode: int =
     """
     remove_file(path)
     opener = partial(os.open, mode=mode)
-    # x: nor a link that another process has put there since.
+    # Mode x refuses a link, too, that another process has put there since.
     return open(path, "x" if text else "xb", buffering, newline="" if text else None, opener=opener)
 
 
@@ -108,6 +108,14 @@ def _open_kept(path: Path, flags: int, mode: int = 0o666) -> int:
         os.close(descriptor)
         raise PlaceTaken(path, message("kind_second_name") if status.st_nlink > 1 else _kind(status.st_mode))
     return descriptor
+
+
+def paths_in(folder: Path, pattern: str) -> list[Path]:
+    """Returns the paths in a folder that match a pattern; none where the folder is not there, or goes meanwhile."""
+    try:
+        return [*folder.glob(pattern)]
+    except OSError:
+        return []
 
 
 def make_folder(path: Path) -> Path:

@@ -117,6 +117,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.check
 def test_a_broken_launcher_breaks_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {f"{name}_launcher": text for name, (text, _) in BROKEN.items()}
     points = {name: f"{name}_launcher" for name in BROKEN}

@@ -17,7 +17,7 @@ CLIPPED = (
 )
 SWAPPING = "            for parameter, average in zip(self._tensors(), self._averages):\n"
 ATTACHED = "        return replace(batch, state=self._of_micro.get(batch.micro_batch.micro))\n"
-AVERAGED = "            self._ema.update()\n"
+AVERAGED = "            self.ema.update()\n"
 LOOP = "        for batch in run.batches():\n            loss = backward(batch)\n"
 RETURNED = "        return module.state_dict()\n"
 WEIGHTS, PHASES = "rank/weights.py", "job/phases.py"
@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         "the average not updated at an epoch's end",
         RUN,
-        "        if self._ema and not skipped:\n",
-        "        if self._ema and not skipped and self.count.done % self.schedule.steps_per_epoch:\n",
+        "        if self.ema and not self.left_out:\n",
+        "        if self.ema and not self.left_out and self.count.done % self.schedule.steps_per_epoch:\n",
         PARAMETER,
         "averaged_weights_not_updated at_last_steps_of_epochs",
         AVERAGE,
@@ -160,7 +160,7 @@ FAULTS = (
     Fault(
         "the weights themselves instead of their average",
         RUN,
-        "            self._ema.swap()\n",
+        "            self.ema.swap()\n",
         "",
         PARAMETER,
         "weights_not_averaged",

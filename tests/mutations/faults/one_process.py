@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutations.faults.fault import EVALUATE, STEP, Fault
 
-REDUCED = "        dist.all_reduce(total)\n    whole = float(total)\n"
-SHARE = "        share = weight * world.size / whole if whole else 0.0\n"
+REDUCED = "        dist.all_reduce(total)\n    total_weight = float(total)\n"
+SHARE = "        share = weight * world.size / total_weight if total_weight else 0.0\n"
 NEEDS = "weights of batches"
 JOBS = ("masked",)
 
@@ -14,7 +14,7 @@ FAULTS = (
         "batch weights: the total of the rank alone",
         STEP,
         REDUCED,
-        "    whole = float(total)\n",
+        "    total_weight = float(total)\n",
         ("first gradient",),
         "part_of_gradient_missing_or_repeated",
         JOBS,
@@ -24,7 +24,7 @@ FAULTS = (
         "batch weights: the total averaged over the ranks",
         STEP,
         REDUCED,
-        "        dist.all_reduce(total)\n    whole = float(total) / world.size\n",
+        "        dist.all_reduce(total)\n    total_weight = float(total) / world.size\n",
         ("first gradient",),
         "gradients_summed_instead_of_averaged",
         JOBS,
@@ -43,10 +43,10 @@ FAULTS = (
     Fault(
         "batch weights: the total of the step before",
         STEP,
-        "    whole = float(total)\n",
-        "    whole = float(total)\n"
-        "    before, _weighed_step.before = getattr(_weighed_step, 'before', whole), whole\n"
-        "    whole = before if step[0].micro_batch.step else whole\n",
+        "    total_weight = float(total)\n",
+        "    total_weight = float(total)\n"
+        "    before, _weighed_step.before = getattr(_weighed_step, 'before', total_weight), total_weight\n"
+        "    total_weight = before if step[0].micro_batch.step else total_weight\n",
         ("loss",),
         "update_wrong_at_one_step",
         JOBS,

@@ -12,9 +12,9 @@ SHARDS = "rank/sharded_stages.py"
 JOBS, MESH, SHARDED = ("deep",), "data=2,stage=2", "stage=2,shard=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = (
-    "                whole = [parameter for parameter in model.parameters() if not is_shard(parameter)]\n"
+    "                unsharded = [parameter for parameter in model.parameters() if not is_shard(parameter)]\n"
     '                for axis in ("data", "shard"):  # FSDP has averaged those of shards\n'
-    "                    average_gradients(whole, ranks[axis].get_group())\n"
+    "                    average_gradients(unsharded, ranks[axis].get_group())\n"
 )
 CLIP = (
     "                if job.clip_norm is not None:\n"
@@ -172,8 +172,8 @@ FAULTS = (
             (
                 "the gradients of shards summed",
                 SHARDS,
-                "ignored_params={*whole})\n",
-                "ignored_params={*whole})\n            module.set_gradient_divide_factor(1.0)\n",
+                "ignored_params={*stage_parameters})\n",
+                "ignored_params={*stage_parameters})\n            module.set_gradient_divide_factor(1.0)\n",
                 GRADIENT,
             ),
             (

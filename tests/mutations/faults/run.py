@@ -8,11 +8,11 @@ LIFE, BEST, WEIGHTS = "tasks/run.py", EVALUATE, "rank/weights.py"
 STATE, CHECKPOINTS = "rank/checkpoint_state.py", "rank/checkpoints.py"
 BETTER = '    return after > before if direction == "max" else after < before\n'
 ADDED = "        self.add(done, self._state())\n"
-EVALUATED = "                ends = self._evaluator.evaluate(self.count.done)\n"
+EVALUATED = "            ends = self._evaluator.evaluate(count.done)\n"
 SAVED = "            save(state, self.weights, self.saved)\n            self._unsaved = None\n"
 UNOBSERVED = "wrong_where_nothing_observes"
 RESTART = "wrong_since_restart|state_lost_at_restart"
-SWAPPED = "            with self._ema.swapped() if self._ema else nullcontext():\n"
+SWAPPED = "        with self.training.ema.swapped() if self.training.ema else nullcontext():\n"
 
 FAULTS = (
     Fault(
@@ -131,9 +131,9 @@ FAULTS = (
     Fault(
         "run: dropout alike in all steps where nothing observes",
         RUN,
-        "        job = self._forward.begin(micro_batch, self._model)\n",
+        "        job = self._forward.begin(micro_batch, self.model)\n",
         "        job = self._forward.begin(\n"
-        "            micro_batch if self._observer else replace(micro_batch, step=0), self._model\n"
+        "            micro_batch if self._observer else replace(micro_batch, step=0), self.model\n"
         "        )\n",
         ("loss",),
         UNOBSERVED,
@@ -173,9 +173,9 @@ FAULTS = (
     ),
     Fault(
         "run: evaluation mode left on after an evaluation",
-        RUN,
+        "rank/evaluate.py",
         EVALUATED,
-        EVALUATED + "                self._model.eval()\n",
+        EVALUATED + "            self.training.model.eval()\n",
         ("loss",),
         "wrong_since_evaluation",
         ("conv", "transformer"),
@@ -184,10 +184,9 @@ FAULTS = (
     ),
     Fault(
         "run: evaluation mode left on after a checkpoint",
-        RUN,
-        "        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)\n",
-        "        self._saving.save(Position(self.count.done, self.count.skipped, self.count.ends), self._ema)\n"
-        "        self._model.eval()\n",
+        STATE,
+        "        position = Position(count.done, count.skipped, count.ends)\n",
+        "        position = Position(count.done, count.skipped, count.ends)\n        self.training.model.eval()\n",
         ("loss",),
         "wrong_since_checkpoint",
         ("conv", "transformer"),
@@ -207,9 +206,9 @@ FAULTS = (
     ),
     Fault(
         "run: evaluations without the averages",
-        RUN,
+        "rank/evaluate.py",
         SWAPPED,
-        "            with nullcontext():\n",
+        "        with nullcontext():\n",
         ("evaluation",),
         "evaluation_of_other_weights",
         ("averaged",),
@@ -219,7 +218,7 @@ FAULTS = (
     Fault(
         "run: the averages begin anew at a restart",
         RUN,
-        "                self._saving.load_ema(self._ema)\n",
+        "                self._saving.load_ema(self.ema)\n",
         "                pass\n",
         ("averaged weights", "evaluation"),
         "average_wrong|state_lost_at_restart",

@@ -97,8 +97,8 @@ FAULTS_FUSED = (
     fault(
         "whole weights leave in the order of the ranks",
         ORDER,
-        "            whole[name] = tensor[order.argsort().to(tensor.device)]\n",
-        "            whole[name] = tensor\n",
+        "            ordered[name] = tensor[order.argsort().to(tensor.device)]\n",
+        "            ordered[name] = tensor\n",
         ("initial weights",),
         jobs=FUSED,
     ),
@@ -181,8 +181,8 @@ FAULTS_OF_CHUNKS = (
     of_chunks(
         "a rank's chunk of the dropout's mask is the first rank's",
         CHUNKS,
-        "self.chunks, self.rank, self._mesh, self._length = plan.chunks, mesh.get_local_rank(), mesh, 0",
-        "self.chunks, self.rank, self._mesh, self._length = plan.chunks, 0, mesh, 0",
+        "self.chunks, self.rank, self._mesh = plan.chunks, mesh.get_local_rank(), mesh",
+        "self.chunks, self.rank, self._mesh = plan.chunks, 0, mesh",
         LOSS,
     ),
     of_chunks(

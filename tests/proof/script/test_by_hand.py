@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from samestep.message import message
-from samestep.proof.script.by_hand import ByHand
 from samestep.proof.script.judge_by_hand import clipping_once
+from samestep.proof.script.layout import ByHand
 from samestep.records.divided_models import TalkRecord
 from samestep.records.findings import Answer, Finding
 from samestep.records.script import LossRecord, MicroBatchRecord, ScriptRecord, StepRecord

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from said import says
 from samestep.message import message
 from samestep.proof.script.findings import differs
 from samestep.proof.script.first_module import first_module_apart, with_module, with_places
@@ -183,7 +184,7 @@ def test_a_model_without_a_name_of_its_own_is_called_the_model() -> None:
         return replace(record, modules=[replace(module, name="") for module in record.modules[-1:]])
 
     found = placed([renamed(rank) for rank in halves(returned=1.5)], renamed(WHOLE))
-    assert "the model is given" in str(found.message), str(found.message)
+    says(found.message, "module_depends_on_ranks", module=message("the_model_itself"))
 
 
 def test_the_loss_of_outputs_that_each_rank_has_whole() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from samestep.proof.script import judge
-from samestep.proof.script.by_hand import ByHand, Division
-from samestep.proof.script.hand_written_stages import clipped_together, shapes_apart, stages_that_talk
+from samestep.proof.script.by_hand import Division
+from samestep.proof.script.clipping import clipped_together
 from samestep.proof.script.judge_by_hand import held_findings
+from samestep.proof.script.layout import ByHand, Layout
 from samestep.records.divided_models import HeldPiece, TalkRecord
 from samestep.records.findings import Finding
 from samestep.records.record import Record
@@ -46,18 +47,19 @@ def rank(number: int, *peers: int, loss: bool = False, size: int = 3, forward: b
     ],
 )
 def test_the_stages_that_hand_on_what_they_compute(ranks: list[ScriptRecord], stages: list[list[int]]) -> None:
-    assert [[of.rank for of in stage] for stage in stages_that_talk(ranks)] == stages
+    assert [[of.rank for of in stage] for stage in Layout.of(ranks).stages] == stages
 
 
 def test_ranks_of_other_shapes_are_no_replicas(tmp_path: Path) -> None:
     ranks = [rank(0, loss=True), rank(1, loss=True, size=5)]
-    assert shapes_apart(ranks) == "0.weight" and shapes_apart([ranks[0], ranks[0]]) is None
+    assert Layout.of(ranks).other_shape == "0.weight"
+    assert Layout.of([ranks[0], ranks[0]]).kind == "replicas"
     results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), 1), ranks, Record(tmp_path))
     said = {finding.question: finding.message.id for finding in results.findings if finding.answer == "unknown"}
     assert said["gradient"] == said["initial weights"] == "ranks_hold_other_shapes"
     assert results.answer == "unknown"
     cut = [replace(of, steps=[replace(of.steps[0], sharded=True)]) for of in ranks]
-    assert shapes_apart(cut) is None
+    assert Layout.of(cut).kind == "replicas"
 
 
 # By which norm ranks are clipped: those of two gradients, of norms 3 and 4

@@ -9,7 +9,7 @@ import pytest
 
 from samestep.message import message
 from samestep.proof.script import judge
-from samestep.proof.script.layout import Layout, divided_by_hand
+from samestep.proof.script.layout import Layout, TensorLayout
 from samestep.proof.script.replicas import of_one_replica
 from samestep.records.findings import CheckResults, Finding, Question
 from samestep.records.record import Record
@@ -137,7 +137,7 @@ def test_a_fault_is_named_with_its_axis(
 
 
 def test_a_replay_that_was_told_of_all_ranks_is_no_proof() -> None:
-    one, two = Layout([[0, 1]], ["tp"], []), Layout([[0, 1], [2, 3]], ["tp"], ["dp"])
+    one, two = TensorLayout([[0, 1]], ["tp"], []), TensorLayout([[0, 1], [2, 3]], ["tp"], ["dp"])
     right = Finding("replayed rate", "right", message("rates_are_of_one_process"))
     assert of_one_replica(right, one, 1) == right == of_one_replica(right, two, 2)
     assert of_one_replica(right, one, 2).answer == "unknown"
@@ -145,7 +145,7 @@ def test_a_replay_that_was_told_of_all_ranks_is_no_proof() -> None:
     divergence = Divergence("script", 0, "gradient", "up", 0, 1.0, 2.0, cause=cause)
     wrong = Finding("replayed gradient", "differs", cause, divergence)
     assert of_one_replica(wrong, two, 1).message.id == "replica_is_no_one_process"
-    assert of_one_replica(wrong, Layout([[0], [1]], [], ["shard"]), 1) == wrong
+    assert of_one_replica(wrong, TensorLayout([[0], [1]], [], ["shard"]), 1) == wrong
 
 
 def test_layers_that_are_divided_by_hand_are_no_broken_data_parallelism() -> None:
@@ -157,8 +157,9 @@ def test_layers_that_are_divided_by_hand_are_no_broken_data_parallelism() -> Non
             for rank, reader in enumerate(readers)
         ]
 
-    assert divided_by_hand(ranks(True, "a", "a")) == [0, 1]
-    assert divided_by_hand(ranks(False, "a", "a")) == divided_by_hand(ranks(True, "a", "b")) == []
+    layout = Layout.of(ranks(True, "a", "a"))
+    assert (layout.kind, layout.pieces) == ("by hand", [0, 1])
+    assert Layout.of(ranks(False, "a", "a")).kind == Layout.of(ranks(True, "a", "b")).kind == "replicas"
 
 
 def _step(row: str) -> StepRecord:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from samestep.proof.script import replica_causes
-from samestep.proof.script.layout import Layout
+from samestep.proof.script.layout import TensorLayout
 from samestep.proof.script.step_gradients import Array
 from samestep.records.script import MicroBatchRecord, PieceRecord, ScriptRecord, StepRecord
 
-LAYOUT = Layout([[0, 1]], ["tensor"], [])
+LAYOUT = TensorLayout([[0, 1]], ["tensor"], [])
 NAMES = ["divided", "norm"]
 ONE: dict[str, Array] = {"divided": np.array([3.0, 4.0]), "norm": np.array([5.0])}
 
@@ -47,7 +47,7 @@ def test_a_norm_that_counts_copies_has_a_factor_of_its_own(factor: float, is_fou
 def test_losses_of_the_ranks_of_a_replica() -> None:
     assert replica_causes._losses_apart(ranks(1.0, 1.5), LAYOUT, 0) == [1.0, 1.5]
     assert replica_causes._losses_apart(ranks(1.0, 1.0 + 1e-8), LAYOUT, 0) == []
-    assert replica_causes._losses_apart(ranks(1.0, 1.5), Layout([[0], [1]], [], ["data"]), 0) == []
+    assert replica_causes._losses_apart(ranks(1.0, 1.5), TensorLayout([[0], [1]], [], ["data"]), 0) == []
 
 
 def test_elements_without_a_gradient_are_all_that_differs() -> None:

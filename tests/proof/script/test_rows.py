@@ -197,6 +197,39 @@ def test_a_rank_has_a_dataset_of_its_own_where_the_same_index_is_another_row(
     assert found.answer == answer, found
 
 
+@pytest.mark.parametrize(
+    ("pictures", "labels", "answer"),
+    [
+        ("same", "1230", "differs"),
+        ("same", "0123", "right"),
+        ("same", "1122", "right"),  # other values, of which none stands for one class
+        ("augmented", "1230", "right"),  # perhaps other rows
+    ],
+)
+@pytest.mark.parametrize("third", ["rank", "noise"])  # what else a row holds, on each rank another
+def test_classes_that_each_rank_numbers_for_itself(
+    pictures: str, labels: str, third: str, answer: str, tmp_path: Path
+) -> None:
+    """Of 24 rows of 4 classes each rank reads the half that the other one has read in the epoch before."""
+    judged(tmp_path, "mean")
+
+    def digests_of(row: int, rank: int) -> list[str]:
+        picture = f"{row}" if pictures == "same" else f"{rank} {row}"
+        return [picture, ("0123", labels)[rank][row // 2 % 4], f"{rank}" if third == "rank" else f"{rank} {row}"]
+
+    ranks = []
+    for rank in recorded(tmp_path):
+        halves = [range((rank.rank + epoch) % 2, 24, 2) for epoch in range(2)]
+        reads = [
+            PassRecord(0, 24, 1, [[row] for row in half], [], [digests_of(row, rank.rank) for row in half], 12)
+            for half in halves
+        ]
+        ranks.append(replace(rank, passes=reads))
+    found = rows(ranks)
+    assert found.answer == answer, found
+    assert answer == "right" or found.message == message("classes_numbered_by_each_rank", classes=4)
+
+
 @pytest.mark.parametrize(("late", "answer"), [(0, "differs"), (1, "differs"), (2, "right")])
 def test_batches_that_rank_0_trains_as_well_are_found_where_rows_come_several_times(
     tmp_path: Path, late: int, answer: str

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from proof.script.test_script import NAMES, STEPS, finding_of, judged
 from samestep.message import message
-from samestep.proof.script import judge, pipeline_stages
+from samestep.proof.script import judge
+from samestep.proof.script.layout import Layout
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record
@@ -47,7 +48,7 @@ def pipeline(
         prefixed = {f"{kind}stage 1: {name}": value for key, value in scaled.items() for kind, name in [_split(key)]}
         write_arrays(folder / f"rank1.step{step}.npz", prefixed)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(2)]
-    assert [[rank.rank for rank in part] for part in pipeline_stages(ranks)] == [[0], [1]]
+    assert [[rank.rank for rank in part] for part in Layout.of(ranks).stages] == [[0], [1]]
     return judge(ScriptPlan(str(folder), 0.0, "train.py", (), STEPS), ranks, Record(folder))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import re
 from dataclasses import replace
 from pathlib import PurePath
@@ -12,11 +14,12 @@ import pytest
 from samestep.message import message
 from samestep.proof.script.sites import sites_of
 from samestep.proof.script.source import Source
-from samestep.proof.script.suggested_patches import MENDERS, Patch, patch_of
+from samestep.proof.script.suggested_patches import Patch, patch_of
 from samestep.records.call_site import Call, CallRecord, CallSite
 from samestep.records.findings import Finding, Question
 from samestep.records.results import Divergence
 from samestep.records.script import PassRecord, ScriptRecord
+from samestep.rules import rule_ids, rule_of
 
 HEAD = "import torch\n"
 FILE = "/w/train.py"
@@ -40,12 +43,17 @@ CALLS: dict[str, Call] = {  # what is written -> the call that the recorder woul
     r"(optimizer|scaler)\.(step|step\(optimizer)\(?\)?": "optimizer step",
     r"scheduler\.step\(": "scheduler step",
     r"zero_grad\(": "zero_grad",
-    r"all_reduce\(": "collective",
+    r"(all_reduce|all_gather|all_to_all_single)\(": "collective",
     r"torch\.save": "save",
     r"manual_seed": "seed",
-    r"SGD\(": "optimizer",
+    r"(SGD|AdamW)\(": "optimizer",
     r"LR\(": "scheduler",
     r"Net\(\)": "model",
+    r"PipelineStage\(": "pipeline stage",
+    r"ScheduleGPipe\(": "pipeline schedule",
+    r"schedule\.step\(": "pipeline step",
+    r"evaluate\(": "evaluation",
+    r"teacher\(": "frozen forward",
 }
 LOOP = """for epoch in range(3):
     for i, (x, y) in enumerate(loader):
@@ -59,13 +67,13 @@ def record_of(text: str) -> ScriptRecord:
     calls = []
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, call in CALLS.items():
-            if re.search(pattern, line):
+            if match := re.search(pattern, line):
                 loader = 1 if "val" in line else 0
                 number_of = loader if call in ("loader", "sampler", "iteration") else -1
                 calls.append(
                     CallRecord(
                         call,
-                        "all_reduce" if call == "collective" else "",
+                        match[1] if call == "collective" else "",
                         [CallSite(FILE, number, "<module>")],
                         number_of,
                     )
@@ -94,45 +102,14 @@ def patched(identity: str, text: str, **fields: Any) -> str:
     [
         (
             "rows_not_shared_out",
-            "loader = DataLoader(data, batch_size=4, shuffle=True)\n" + LOOP.format("loss.backward()"),
-            "loader = DataLoader(data, batch_size=4, sampler=torch.utils.data.distributed.DistributedSampler(data, "
-            "shuffle=True))\nloader.sampler.set_epoch(epoch)",
-        ),
-        (
-            "rows_not_shared_out",
             "sampler = DistributedSampler(data)\nloader = DataLoader(data, shuffle=True)\n",
             "loader = DataLoader(data, sampler=sampler)",
         ),
         ("rows_not_shared_out", "loader = DataLoader(data, batch_sampler=batches)\n", ""),
         (
             "set_epoch_never_called",
-            "sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)\n" + LOOP.format("pass"),
-            "sampler.set_epoch(epoch)",
-        ),
-        (
-            "set_epoch_never_called",
             "def load(epoch):\n    sampler = DistributedSampler(data)\n    return DataLoader(data, sampler=sampler)\n",
             "sampler.set_epoch(epoch)",
-        ),
-        (
-            "set_epoch_given_the_same_number",
-            "for epoch in range(3):\n    sampler.set_epoch(0)\n    for x in loader:\n        pass\n",
-            "sampler.set_epoch(epoch)",
-        ),
-        (
-            "samplers_do_not_share_one_order",
-            "sampler = DistributedSampler(data, seed=rank)\n",
-            "sampler = DistributedSampler(data, seed=0)",
-        ),
-        (
-            "ranks_train_the_same_rows",
-            "sampler = DistributedSampler(data, num_replicas=2, rank=0)\n",
-            "sampler = DistributedSampler(data, num_replicas=2, rank=torch.distributed.get_rank())",
-        ),
-        (
-            "loss_not_divided_by_accumulation",
-            LOOP.format("loss.backward()\n        if (i + 1) % args.steps == 0:\n            optimizer.step()"),
-            "(loss / args.steps).backward()",
         ),
         (
             "loss_not_divided_by_accumulation",
@@ -140,14 +117,6 @@ def patched(identity: str, text: str, **fields: Any) -> str:
             "scaler.scale(loss / count).backward()",
         ),
         ("loss_not_divided_by_accumulation", "accelerator.backward(a + b)\n", "accelerator.backward((a + b) / 4)"),
-        ("loss_divided_by_ranks", "(loss / world).backward()\n", "loss.backward()"),
-        ("loss_multiplied_by_ranks", "f(x * dist.get_world_size()).backward()\n", "f(x).backward()"),
-        ("gradients_divided_by_ranks_again", "p.grad /= world * world\nloss.backward()\n", "p.grad /= world"),
-        (
-            "gradients_summed_over_ranks",
-            "for p in model.parameters():\n    dist.all_reduce(p.grad)\n",
-            "p.grad /= torch.distributed.get_world_size()",
-        ),
         (
             "gradients_summed_over_ranks",
             "for p in model.parameters():\n    dist.all_reduce(p.grad, dist.ReduceOp.SUM, replicas)\n"
@@ -171,28 +140,13 @@ def patched(identity: str, text: str, **fields: Any) -> str:
         ("gradients_summed_over_ranks", "self.total = p.grad\ndist.all_reduce(self.loss)\n", ""),
         # Which of the two?
         ("gradients_summed_over_ranks", "dist.all_reduce(a.grad, group=x)\ndist.all_reduce(b.grad, group=x)\n", ""),
-        ("gradients_never_cleared", LOOP.format("loss.backward()\n        optimizer.step()"), "optimizer.zero_grad()"),
+        (
+            "classes_numbered_by_each_rank",
+            "numbers = {name: i for i, name in enumerate(set(names))}\n",
+            "numbers = {name: i for i, name in enumerate(sorted(set(names)))}",
+        ),
+        ("classes_numbered_by_each_rank", "number = hash(name)\nnames = sorted(set(names))\n", ""),
         ("gradients_never_cleared", "loss.backward()\nscaler.step(optimizer)\n", "optimizer.zero_grad()"),
-        ("ranks_never_reduce_gradients", "loss = model.module(x).mean()\n", "loss = model(x).mean()"),
-        (
-            "clipped_while_scaled",
-            "clip_grad_norm_(parameters, 1.0)\nscaler.step(optimizer)\n",
-            "scaler.unscale_(optimizer)",
-        ),
-        (
-            "clipped_in_parts",
-            "for p in model.parameters():\n    clip_grad_norm_(p, 1.0)\n",
-            "clip_grad_norm_(model.parameters(), 1.0)",
-        ),
-        ("clipping_depends_on_ranks", "clip_grad_norm_(p, 1.0 / world)\n", "clip_grad_norm_(p, 1.0)"),
-        ("rate_depends_on_ranks", "rate = 0.1 * world\noptimizer = SGD(parameters, lr=rate)\n", "rate = 0.1"),
-        ("schedule_advances_once_per_rank", "for _ in range(world):\n    scheduler.step()\n", "scheduler.step()"),
-        ("rates_differ_between_ranks", "if rank == 0:\n    scheduler.step()\n", "scheduler.step()"),
-        (
-            "ranks_draw_the_same_random_numbers",
-            "torch.manual_seed(1)\nmodel = DDP(net)\ntorch.manual_seed(7)\n",
-            "torch.manual_seed(7 + torch.distributed.get_rank())",
-        ),
         (
             "ranks_draw_the_same_random_numbers",
             "torch.manual_seed(1)\nmodel = DDP(net)\n",
@@ -200,37 +154,6 @@ def patched(identity: str, text: str, **fields: Any) -> str:
         ),
         # How a batch is shared out is right, whatever else is wrong.
         ("gradient_multiplied_by_the_ranks", "batch_size = batch_size // dist.get_world_size()\n", ""),
-        (
-            "ranks_begin_with_different_weights",
-            "model = Net()\noptimizer = SGD(model.parameters())\n",
-            "for tensor in model.state_dict().values():\ntorch.distributed.broadcast(tensor, 0)",
-        ),
-        (
-            "evaluated_rows_counted_twice",
-            "val_loader = DataLoader(val, sampler=DistributedSampler(val))\n",
-            "val_loader = DataLoader(torch.utils.data.Subset(val, range(torch.distributed.get_rank(), len(val), "
-            "torch.distributed.get_world_size())), shuffle=False)",
-        ),
-        (
-            "rows_evaluated_by_no_rank",
-            "val_loader = DataLoader(val, drop_last=True)\n",
-            "val_loader = DataLoader(val, drop_last=False)",
-        ),
-        (
-            "ranks_write_one_file",
-            "x = 1\ntorch.save(x, path)\n",
-            "if torch.distributed.get_rank() == 0:\ntorch.save(x, path)",
-        ),
-        (
-            "reduced_before_last_micro_batch",
-            "with nullcontext() if i % n == 0 else model.no_sync():\n    loss.backward()\n",
-            "with nullcontext() if (i + 1) % n == 0 else model.no_sync():",
-        ),
-        (
-            "reference_follows_policy",
-            "import copy\npolicy = Net()\nreference = policy\n",
-            "reference = copy.deepcopy(policy).eval().requires_grad_(False)",
-        ),
         ("gradient_of_no_known_mistake", "loss.backward()\n", ""),
     ],
 )
@@ -239,13 +162,35 @@ def test_the_lines_to_write_instead(identity: str, text: str, added: str) -> Non
     assert "\n".join(line for line in lines if not line.startswith("-")) == added
 
 
+RULES = {identity: rule for identity in sorted(rule_ids()) if (rule := rule_of(identity)) and rule.broken}
+
+
+@pytest.mark.parametrize("identity", [identity for identity, rule in RULES.items() if rule.patch])
+def test_the_broken_lines_of_a_rule_become_the_right_ones(identity: str) -> None:
+    rule = RULES[identity]
+    patch = patch_for(identity, HEAD + rule.broken.lstrip("\n"), micro_batches=4)
+    assert patch and patch.text == HEAD + rule.right.lstrip("\n")
+
+
+@pytest.mark.parametrize("identity", [identity for identity, rule in RULES.items() if not rule.patch])
+def test_the_right_lines_of_a_rule_change_what_it_points_at(identity: str) -> None:
+    rule = RULES[identity]
+    broken, right = rule.broken.splitlines(), rule.right.splitlines()
+    ast.parse(rule.right)
+    changes = difflib.SequenceMatcher(None, broken, right, autojunk=False).get_opcodes()
+    # A finding may point at the line above what is to be changed, or below it.
+    changed = {line for kind, start, end, *_ in changes if kind != "equal" for line in range(start, end + 2)}
+    buffer = re.search(r"net\.\w+|$", rule.broken)
+    said = message(identity, buffer=buffer[0] if buffer else "", embedding="embedding", head="head")
+    finding = Finding("rows", "differs", said)
+    sites = sites_of(finding, [record_of(rule.broken)], {FILE: Source(rule.broken)})
+    assert changed and (not rule.lines or any(site.line in changed for site in sites)), [site.line for site in sites]
+
+
 @pytest.mark.parametrize(
     ("identity", "text", "order"),
     [
-        ("gradients_removed_before_the_step", ["loss.backward()", "o.zero_grad()", "optimizer.step()"], [0, 2, 1]),
         ("gradients_removed_before_the_step", ["optimizer.step()", "loss.backward()", "o.zero_grad()"], [1, 0, 2]),
-        ("clipped_after_each_micro_batch", ["optimizer.step()", "clip_grad_norm_(p, 1)", "x = 1"], [1, 0, 2]),
-        ("schedule_advances_each_micro_batch", ["scheduler.step()", "x = 1", "optimizer.step()"], [1, 2, 0]),
     ],
 )
 def test_lines_that_move(identity: str, text: list[str], order: list[int]) -> None:
@@ -268,7 +213,8 @@ def test_bytes_and_ends_of_lines_are_kept() -> None:
 
 
 def test_there_are_twenty_kinds() -> None:
-    assert len({*MENDERS}) >= 30 and len({*MENDERS.values()}) >= 20
+    patches = [rule.patch for identity in rule_ids() if (rule := rule_of(identity)) and rule.patch]
+    assert len(patches) >= 30 and len({*patches}) >= 20
 
 
 def test_the_line_of_a_rate_is_where_the_number_of_ranks_flows_in() -> None:

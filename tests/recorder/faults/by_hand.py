@@ -32,6 +32,22 @@ FAULTS = (
     ),
     Fault(
         "by_hand",
+        "broadcast in place of the reduction",
+        REDUCE,
+        "                dist.broadcast(parameter.grad, 0)\n",
+        "gradient",
+        "gradient_of_some_ranks",
+    ),
+    Fault(
+        "by_hand",
+        "one rank's gradient doubled",
+        REDUCE,
+        "                parameter.grad *= 2 - dist.get_rank()\n" + REDUCE,
+        "gradient",
+        "ranks_weigh_unequally",
+    ),
+    Fault(
+        "by_hand",
         "clipped before the reduction",
         "            for parameter in model.parameters():\n" + REDUCE,
         "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"

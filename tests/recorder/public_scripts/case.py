@@ -6,14 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Edit:
-    """`new` for `old`, which stands once in a file; by default in the script."""
-
-    old: str
-    new: str
-    file: str = ""
+from planting import Edit
 
 
 @dataclass(frozen=True)

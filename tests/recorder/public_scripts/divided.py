@@ -8,7 +8,8 @@ from array import array
 from functools import partial
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Edit, Plant, plant, usual, words
+from planting import Edit
+from recorder.public_scripts.case import Case, Plant, plant, usual, words
 
 EXAMPLES = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 HEIRETSU = ("ChinmayK0607/heiretsu", "bce9fb38a4e104ab77d2365547014d5194a4ae6c", "train.py")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recorder.public_scripts.case import Case, Edit, plant
+from planting import Edit
+from recorder.public_scripts.case import Case, plant
 from recorder.public_scripts.pytorch import AT
 
 

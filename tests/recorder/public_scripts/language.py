@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from recorder.public_scripts.case import Case, Edit, Plant, plant, usual, words
+from planting import Edit
+from recorder.public_scripts.case import Case, Plant, plant, usual, words
 
 
 def shards(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recorder.public_scripts.case import Case, Edit, plant
+from planting import Edit
+from recorder.public_scripts.case import Case, plant
 
 LIGHTNING = ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414")
 HOROVOD = ("horovod/horovod", "2626dc87a3a8eb8fb7d2216198ce45bce0f9e65a")

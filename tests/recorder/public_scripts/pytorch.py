@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recorder.public_scripts.case import Case, Edit, plant
+from planting import Edit
+from recorder.public_scripts.case import Case, plant
 
 AT = ("pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8")
 SERIES = "distributed/ddp-tutorial-series"

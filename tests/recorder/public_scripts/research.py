@@ -8,7 +8,8 @@ import random
 import sys
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Edit, Plant, plant, usual, words
+from planting import Edit
+from recorder.public_scripts.case import Case, Plant, plant, usual, words
 
 SIZE, WORDS = 32, "the cat sat on a mat and ran"
 PACKAGES = Path(__file__).parents[1] / "standins" / "packages"

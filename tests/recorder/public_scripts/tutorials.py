@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recorder.public_scripts.case import Case, Edit, plant
+from planting import Edit
+from recorder.public_scripts.case import Case, plant
 
 YANGKKY = ("yangkky/distributed_tutorial", "24467967c1c719110c33fccca69353ad8e5ae2e4")
 TCZHANGZHI = ("tczhangzhi/pytorch-distributed", "cd12856420858b14e02873e7d5c8cc7bb5aab5b0")

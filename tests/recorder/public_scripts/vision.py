@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from recorder.public_scripts.case import Case, Edit, plant, usual, words
+from planting import Edit
+from recorder.public_scripts.case import Case, plant, usual, words
 
 STANDS = {"before": ("as_cpu", "old_names"), "packages": ("torchvision", "timm", "tensorboardX")}
 TORCHVISION = {"before": ("as_cpu",), "packages": ("torchvision",)}

@@ -140,6 +140,7 @@ def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, identity: str,
     says(found.advice(), identity, workers=workers)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None:
     """launch/jobs.py's slow(): each sample sleeps for 20 ms, a step is a matrix of 4x3."""

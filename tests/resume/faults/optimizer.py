@@ -56,7 +56,7 @@ FAULTS = (
         "    for name, value in numbers.items():\n",
         '    for name, value in ((n, v) for n, v in numbers.items() if n != "lr"):\n',
         ("learning rate",),
-        "learning_rate_begins_anew",
+        "rate_begins_anew",
         trainparity="optimizer group",
     ),
     ResumeFault(
@@ -128,7 +128,7 @@ FAULTS = (
         'zip(self.optimizer.param_groups, saved.state["groups"], strict=True)',
         'zip(self.optimizer.param_groups, saved.state["groups"][::-1], strict=True)',
         ("learning rate", "loss"),
-        "update_wrong_after_interruption|scheduler_not_restored",
+        "update_wrong_after_interruption|schedule_not_restored",
         job="drawn",
         settings={"optimizer": "groups", "every": "step", "rows": "29"},
         trainparity="optimizer group",

@@ -26,7 +26,7 @@ FAULTS = (
         PARTS,
         parts_of("0 if first else epoch, number"),
         ("rows", "indices"),
-        "order_of_earlier_epoch_replayed",
+        "order_of_another_epoch",
     ),
     ResumeFault(
         "off by one batch: one left out",
@@ -34,7 +34,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step + bool(first), self.steps_per_epoch)"),
         ("rows", "indices"),
-        "batch_left_out",
+        "batch_read_too_early",
         trainparity="data cursor",
     ),
     ResumeFault(
@@ -43,7 +43,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step - bool(first), self.steps_per_epoch)"),
         ("rows", "indices"),
-        "batch_read_again",
+        "batch_trained_again",
         trainparity="data cursor",
     ),
     ResumeFault(
@@ -52,7 +52,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step - first % self.steps_per_epoch, self.steps_per_epoch)"),
         ("rows", "indices"),
-        "epoch_begins_again",
+        "epoch_begins_anew",
     ),
     ResumeFault(
         "the workers' prefetched batches lost",

@@ -10,6 +10,7 @@ import collective_pages as pages
 import pytest
 
 from mutations.plant import patched
+from planting import Edit, with_patches
 from ranks import Ranks
 from samestep.proof.collective_values import EXPECTED, judge_values
 from samestep.records.collectives import COLLECTIVES, CollectivePlan
@@ -37,14 +38,6 @@ FAULTS = {
 }
 
 
-class Fault:
-    """A fault of FAULTS, for `patched`."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.file = name, "tasks/collectives/calls.py"
-        self.old, self.new = FAULTS[name]
-
-
 def judged(pool: Ranks, plan: CollectivePlan):  # type: ignore[no-untyped-def]
     return judge_values(pool.work(plan).ranks[0].collectives, "gloo")
 
@@ -63,11 +56,9 @@ def test_every_value_is_right_and_what_gloo_lacks_is_said(ranks: Callable[[int],
 
 def test_planted_faults_are_found_and_named(tmp_path: Path) -> None:
     """Each in the same copy of the package: they are of different collectives."""
-    source = patched(Fault("reduce"), tmp_path)
+    source = patched(Edit(*FAULTS["reduce"], "tasks/collectives/calls.py"), tmp_path)
     file = source / "samestep" / "tasks" / "collectives" / "calls.py"
-    for old, new in list(FAULTS.values())[1:]:
-        assert file.read_text().count(old) == 1, old
-        file.write_text(file.read_text().replace(old, new))
+    file.write_text(with_patches(file.read_text(), *(Edit(*fault) for fault in list(FAULTS.values())[1:])))
     with Ranks(3, source) as pool:
         _, wrong, _ = judged(pool, pages.values_plan())
     assert {each.collective for each in wrong} == {*FAULTS}

@@ -17,6 +17,7 @@ import torch
 import ranks
 from ranks import LIBRARIES, SOURCE, _horovod_server, engine_facts
 from samestep import engine as engines
+from samestep.commands.script_files import write_script
 from samestep.tasks.eject import eject
 
 HERE = Path(__file__).parent
@@ -40,12 +41,18 @@ class Came:
 def write(
     target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], mesh: str = "", **chosen: str
 ) -> Path:
-    """Ejects a script into a new folder, where it has no neighbours."""
+    """Ejects a script into a new folder, with the files that it needs beside it."""
     facts = engine_facts(engine, size, chosen, mesh)
     folder.mkdir(exist_ok=True)
     file = folder / f"script_{engine}.py"
-    file.write_text(eject(target, settings, engine, facts.settings, size, file.name, facts.mesh), encoding="utf-8")
+    write_script(eject(target, settings, engine, facts.settings, size, file.name, facts.mesh), file)
     return file
+
+
+def runtime_of(script: Path) -> Path:
+    """The runtime module beside a script."""
+    (runtime,) = script.parent.glob("samestep_*.py")
+    return runtime
 
 
 def run_script(script: Path, engine: str, size: int, imports: str = "") -> Came:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from scripts import HERE, run_own, run_script, skip_unless_here, write
 
+import samestep.jobs
 from lane_marks import CHECK, in_turn
-from ranks import engine_facts
-from samestep.tasks.eject import eject
 from samestep.tasks.inspect.load import builtin_names
 from scripted_engines import SCRIPTED
 
@@ -31,11 +30,6 @@ EACH = [
 IMPORTS = "torchmetrics.text torchmetrics.classification transformers.models.bert.modeling_bert"  # in seconds
 
 
-def _script(job: str, engine: str) -> str:
-    facts = engine_facts(engine, 2, {})
-    return eject(job, {}, engine, facts.settings, 2, f"{job}_{engine}.py")
-
-
 @pytest.mark.parametrize(
     "job",
     [
@@ -44,11 +38,16 @@ def _script(job: str, engine: str) -> str:
     ],
 )
 def test_every_job_has_a_script_on_every_engine(job: str, tmp_path: Path) -> None:
-    """Without its data: it is not built."""
+    """Without its data: it is not built. Its file is beside it as it is."""
     for engine in SCRIPTED:
-        script = _script(job, engine)
-        assert not re.search(r"^\s*(from|import) samestep", script, re.MULTILINE)
-        (tmp_path / f"{engine}.py").write_text(script)
+        script = write(job, engine, tmp_path, 2, {})
+        made = {script: 350, tmp_path / f"samestep_{engine}.py": 2500}
+        for file, most in made.items():
+            assert not re.search(r"^\s*(from|import) samestep[ .]", file.read_text(), re.MULTILINE)
+            assert file.read_text().count("\n") <= most
+    copied = (tmp_path / f"{job}.py").read_bytes()
+    assert copied == Path(samestep.jobs.__path__[0], f"{job}.py").read_bytes()
+    (tmp_path / f"{job}.py").unlink()
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     assert ruff
     rules = ["--config", str(PROJECT)]

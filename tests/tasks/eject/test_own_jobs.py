@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,8 +72,22 @@ def forward(model, batch):
     return output, output.tanh()
 SAMPLES ="""
 
+NAMES = """
+def key(x):
+    return x
+train = start = enumerate = replace = name = SAMPLES ="""
+
 SAME: dict[str, Changes] = {
     "as it is": [],
+    "names that the script and the runtime module have": [
+        (IMPORT, "import torch; OTHER = [\n    1]\nfrom math import *\nfrom math import sin as Tensor\n"),
+        (BEGIN, NAMES),
+        (LOSS, "return key(F.cross_entropy(output, batch.targets))"),
+        (END, "if __name__ == '__main__':\n    from samestep import verify\nelse:\n    x = 1\n"),
+        (END, "if 0:\n    from .conf import LR\n"),
+    ],
+    "samestep in a function": [(SEED, f"from samestep import Batch; assert Batch; {SEED}")],
+    "another job of samestep's": [(END, "from samestep.jobs.digits import job as other\nassert other\n")],
     "a module by two names": [(IMPORT, TWO_NAMES), (SEED, "th.manual_seed(len(np.zeros(0)) + len(numpy.zeros(0)))")],
     "two statements on a line": [
         (IMPORT, "import torch; th = torch; import math\n"),
@@ -164,18 +176,33 @@ def own(target: str, **settings: str) -> Came:
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_the_script_is_the_job(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_is_the_job(case: str, tmp_path: Path) -> None:
     target = written(tmp_path, SAME[case])
     script = write(target, "single", tmp_path / "script", 1, {})
-    assert "import samestep" not in script.read_text() and "from samestep" not in script.read_text()
-    monkeypatch.chdir(script.parent)
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    threads = torch.get_num_threads()
-    runpy.run_path(str(script), run_name="__main__")
-    torch.set_num_threads(threads)
-    result(script, capsys.readouterr().out).check_equal(own(target))
+    file = Path(target.partition(":")[0])
+    assert (script.parent / file.name).read_bytes() == file.read_bytes()
+    run_script(script, "single", 1).check_equal(own(target))
+
+
+def test_an_option_that_makes_a_job_with_other_parts(tmp_path: Path) -> None:
+    given = [("job()", "job(clip: float = 0.0)"), (ROWS, "global_batch=8, clip_norm=clip or None")]
+    target = written(tmp_path, given)
+    script = write(target, "single", tmp_path / "script", 1, {})
+    said = launch(script, ["--clip", "0.01"], "single", 1, hidden=True)
+    result(script, said).check_equal(own(target, clip="0.01"))
+
+
+def test_a_job_that_has_the_name_of_the_loop(tmp_path: Path) -> None:
+    target = written(tmp_path, [(END, "\n\ndef train():\n    return job()\n")]) + ":train"
+    run_script(write(target, "single", tmp_path / "script", 1, {}), "single", 1).check_equal(own(target))
+
+
+@pytest.mark.parametrize("name", ["my-job", "größe", "class"])
+def test_a_file_whose_name_is_no_name_of_pythons(name: str, tmp_path: Path) -> None:
+    target = Path(written(tmp_path, []))
+    target = target.rename(tmp_path / f"{name}.py")
+    script = write(str(target), "single", tmp_path / "script", 1, {})
+    run_script(script, "single", 1).check_equal(own(str(target)))
 
 
 NET = """
@@ -202,12 +229,10 @@ def beside(folder: Path, files: dict[str, str], line: str, call: str, *more: tup
     return written(folder, [(old, new.replace("$", own_name)) for old, new in changes])
 
 
-PLAIN = NET.replace("from samestep import Batch\n", "")
-INLINED = {
+BESIDE = {
     "a function": ({"net$.py": NET}, "from net$ import build", "build()"),
-    "by another name": ({"net$.py": NET}, "from net$ import build as made", "made()"),
     "all of it": ({"net$.py": NET}, "from net$ import *", "build()"),
-    "of one of its own": (
+    "of one beside it": (
         {"net$.py": "from other$ import build\n\ndef made():\n    return build()\n", "other$.py": NET},
         "from net$ import made",
         "made()",
@@ -217,66 +242,42 @@ INLINED = {
         "from net$ import build",
         "build()",
     ),
-}
-BESIDE = {
-    "a module": ({"net$.py": PLAIN}, "import net$", "net$.build()", "net$.py"),
+    "a module": ({"net$.py": NET}, "import net$", "net$.build()"),
     "a module of a package": (
-        {"net$/__init__.py": "", "net$/inner.py": PLAIN},
+        {"net$/__init__.py": "", "net$/inner.py": NET},
         "from net$ import inner",
         "inner.build()",
-        "net$/__init__.py and net$/inner.py",
     ),
-    "one with a name that the job has, and what it imports": (
-        {"net$.py": "from deep$ import build\nSAMPLES = build\n", "deep$.py": PLAIN},
-        "from net$ import SAMPLES as other",
-        "other()",
-        "deep$.py and net$.py",
-    ),
+    "of a folder": ({"net$/inner.py": NET}, "from net$.inner import build", "build()"),
     "one that looks for a file beside itself": (
-        {"net$.py": f"HERE = __file__\nassert HERE.endswith('net$.py')\n{PLAIN}"},
+        {"net$.py": f"HERE = __file__\nassert HERE.endswith('net$.py')\n{NET}"},
         "from net$ import build",
         "build()",
-        "net$.py",
     ),
     "in a function": (
-        {"net$.py": PLAIN},
+        {"net$.py": NET},
         "",
         "__import__('math') and made()\n\n\ndef made():\n    from net$ import build\n    return build()",
-        "net$.py",
     ),
 }
-
-
-@pytest.mark.parametrize("case", INLINED)
-def test_a_module_beside_it_is_in_the_script(case: str, tmp_path: Path) -> None:
-    target = beside(tmp_path, *INLINED[case])
-    script = write(target, "single", tmp_path / "script", 1, {})
-    assert "beside it" not in script.read_text()
-    run_script(script, "single", 1).check_equal(own(written(tmp_path, [])))
 
 
 @pytest.mark.parametrize("case", BESIDE)
-def test_a_module_that_must_stay_beside_it(case: str, tmp_path: Path) -> None:
-    *of, files = BESIDE[case]
-    target = beside(tmp_path, *of)  # type: ignore[arg-type]
+def test_a_module_beside_the_job_is_beside_the_script(case: str, tmp_path: Path) -> None:
+    files, line, call = BESIDE[case]
+    target = beside(tmp_path, files, line, call)
     script = write(target, "single", tmp_path / "script", 1, {})
-    assert f"It needs {files.replace('$', tmp_path.name)} beside it." in script.read_text().split('"""')[1]
-    with pytest.raises(AssertionError, match="module named 'net"):
-        launch(script, [], "single", 1, hidden=True)
-    script.rename(tmp_path / "script.py")
-    run_script(tmp_path / "script.py", "single", 1).check_equal(own(written(tmp_path, [])))
-
-
-def test_a_module_that_must_stay_beside_it_and_needs_samestep(tmp_path: Path) -> None:
-    target = beside(tmp_path, {"net$.py": NET}, "import net$", "net$.build()")
-    with pytest.raises(UserError, match=r"net.*\.py imports samestep, .*`from net.*…`"):
-        write(target, "single", tmp_path / "script", 1, {})
+    for name in files:
+        place = name.replace("$", tmp_path.name)
+        assert (script.parent / place).read_bytes() == (tmp_path / place).read_bytes()
+        assert place in script.read_text().split('"""')[1]
+    run_script(script, "single", 1).check_equal(own(written(tmp_path, [])))
 
 
 def test_settings_of_every_job(tmp_path: Path) -> None:
     target = written(tmp_path, [])
     script = write(target, "single", tmp_path / "script", 1, {"micro_batch": "3"})
-    assert script.read_text().endswith("    start(replace(job(), micro_batch=3), train, checkpoint=checkpoint)\n")
+    assert "    start(replace(job(), micro_batch=3), train, checkpoint=checkpoint)\n" in script.read_text()
     run_script(script, "single", 1).check_equal(own(target, micro_batch="3"))
 
 
@@ -285,7 +286,7 @@ def test_settings_of_every_job(tmp_path: Path) -> None:
 def test_what_takes_more_than_a_plain_loop_on_ranks(job: str, tmp_path: Path) -> None:
     target = f"{HERE.parents[1]}/conformance/{job}"
     script = write(target, "ddp", tmp_path / "script", 2, {})
-    assert "class WholeRun(Run)" in script.read_text() and "checkpoint.pt" not in script.read_text()
+    assert ".checkpoint.pt" not in script.read_text()
     run_script(script, "ddp", 2).check_equal(run_own(target, "ddp", tmp_path / "own", 2, {}))
 
 
@@ -293,13 +294,10 @@ def test_shared_statistics_need_ranks_that_find_each_other(tmp_path: Path, monke
     for engine in ("dataparallel", "horovod"):
         with pytest.raises(UserError, match=f"SyncBatchNorm .*{engine}"):
             eject("digits", {"sync_batchnorm": "true"}, engine, {}, 2, "script.py")
-    assert "convert_sync_batchnorm" in eject("digits", {"sync_batchnorm": "true"}, "ddp", {}, 2, "script.py")
-    script = eject(
-        written(tmp_path, [(ROWS, "global_batch=8, sync_batchnorm=True")]), {}, "dataparallel", {}, 2, "a.py"
-    )
-    assert "if len(world.devices) > 1:\n        raise SystemExit(" in script
+    job = written(tmp_path, [(ROWS, "global_batch=8, sync_batchnorm=True")])
+    assert "lone_batchnorm=True" in eject(job, {}, "dataparallel", {}, 2, "a.py").made["a.py"]
+    assert "lone_batchnorm=True" not in eject(job, {}, "ddp", {}, 2, "a.py").made["a.py"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(one, "LONE_BATCHNORM", True)
-    job: Job = build("digits", {"sync_batchnorm": "true"})
+    synced: Job = build("digits", {"sync_batchnorm": "true"})
     with pytest.raises(SystemExit, match="SyncBatchNorm"):
-        one.start(job, lambda *_: {})
+        one.start(synced, lambda *_: {}, lone_batchnorm=True)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,64 +10,36 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from written import BEGIN, END, IMPORT, LOSS, SEED, Changes, written
+from written import END, IMPORT, Changes, written
 
 from ranks import engine_facts
 from said import refuses
 from samestep import engine as engines
+from samestep.commands.script_files import write_script
 from samestep.engines import ddp
 from samestep.errors import Refused, UserError
 from samestep.message import message
-from samestep.tasks.eject import eject, literal
-from samestep.tasks.eject.runtime import group, horovod
-from samestep.tasks.eject.source import Import, block
+from samestep.tasks.eject import eject
+from samestep.tasks.eject.import_lines import Import, block
+from samestep.tasks.eject.literals import literal
+from samestep.tasks.eject.runtime import group, horovod, one
 from samestep.tasks.inspect.load import build
 from samestep.world.mesh import Mesh
 
-KEY = "\ndef key(x):\n    return x\n"
-WRAPPED = "return key(F.cross_entropy(output, batch.targets))"
 REFUSED: dict[str, tuple[Changes, str]] = {
     "samestep itself": (
         [(IMPORT, "import torch\nimport samestep as ss\n")],
         "`import samestep as ss`.*write `from samestep import Job",
     ),
-    "samestep in a function": ([(SEED, f"from samestep import Batch; {SEED}")], "`from samestep import B.*file's top"),
-    "a module of samestep's": ([(END, "from samestep import errors\n")], "import errors`"),
+    "a module of samestep's": ([(END, "from samestep import errors\n")], "no errors of samestep; import what is in it"),
+    "a command": ([(END, "from samestep import verify\n")], "no verify of samestep; import it where"),
+    "what samestep has not": ([(END, "if 0:\n    from samestep import nothing\n")], "no nothing of samestep"),
     "all of samestep": ([(END, "from samestep import *\n")], r"import \*`.*each name by itself"),
-    "another job": ([(END, "from samestep.jobs.digits import job as other\nprint(other)\n")], "rename `job`"),
-    "a relative import": ([(END, "if 0:\n    from .conf import LR\n")], "`from .conf import LR`.*leave out the dots"),
-    "a star": (
-        [(IMPORT, "import torch\nfrom math import *\n")],
-        r"`from math import \*`.*does not say what it imports",
-    ),
-    "a function's name": ([(END, KEY), (LOSS, WRAPPED)], "rename `key`"),
-    "a decorated function's name": ([(END, "\n@id" + KEY)], "rename `key`"),
-    "a value's name": ([(BEGIN, "\ntrain = SAMPLES =")], "rename `train`"),
-    "two names": ([(BEGIN, "\ntrain = start = SAMPLES =")], "rename `start` and `train`"),
-    "a name of Python's": ([(BEGIN, "\nenumerate = SAMPLES =")], "rename `enumerate`"),
-    "an import's name": (
-        [(IMPORT, "import torch\nfrom math import sin as Tensor\n")],
-        "rename `Tensor`",
-    ),
-    "another name for samestep's": (
-        [
-            ("import Job, Recipe", "import Job, Job as Recipe, Recipe as R"),
-            ("Recipe(t", "R(t"),
-            (SEED, f"assert Recipe; {SEED}"),
-        ],
-        "rename `Recipe`",
-    ),
-    "a name by global": ([(SEED, f"global key; key = 1; {SEED}"), (END, "model()\n")], "rename `key`"),
-    "two mains": ([(END, "if __name__ == '__main__':\n    pass\nelse:\n    x = 1\n")], "else"),
-    "several statements, some kept": (
-        [(IMPORT, "import torch; OTHER = [\n    1]\n")],
-        "several statements; give each its own",
-    ),
 }
 
 
 def _eject(target: str, engine: str = "single", chosen: dict[str, str] | None = None, **texts: str) -> str:
-    return eject(target, texts, engine, engine_facts(engine, 2, chosen).settings, 2, "script.py")
+    return eject(target, texts, engine, engine_facts(engine, 2, chosen).settings, 2, "script.py").made["script.py"]
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -124,7 +95,8 @@ def test_a_mesh_that_no_script_is_for(tmp_path: Path) -> None:
         folder = tmp_path / f"job{len([*tmp_path.iterdir()])}"  # a module of its own
         folder.mkdir()
         target = written(folder, [(IMPORT, "import torch\n"), *changes])
-        return eject(target, {}, engine, engine_facts(engine, mesh.size).settings, mesh.size, "script.py", mesh)
+        facts = engine_facts(engine, mesh.size)
+        return eject(target, {}, engine, facts.settings, mesh.size, "script.py", mesh).made["script.py"]
 
     with refuses("engine_does_not_take_axis", engine="ddp", axis="tensor"):
         on(Mesh(tensor=2), "ddp")
@@ -138,27 +110,41 @@ def test_a_mesh_that_no_script_is_for(tmp_path: Path) -> None:
         on(Mesh(tensor=2), "tensor", (GLOBAL_BATCH, "global_batch=8, gather_outputs=True"))
 
 
-def test_options_that_make_a_job_with_other_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script has no lines for them."""
-    given = [("job()", "job(clip: float = 0.0)"), (GLOBAL_BATCH, "global_batch=8, clip_norm=clip or None")]
-    script = tmp_path / "script.py"
-    script.write_text(_eject(written(tmp_path, given)))
-    assert "clip_grad_norm_" not in script.read_text()
-    assert "clip_grad_norm_(" in _eject(written(tmp_path, given), clip="0.5")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(script), "--clip", "0.5"])
-    with pytest.raises(SystemExit, match="samestep eject --set"):
-        runpy.run_path(str(script), run_name="__main__")
-
-
 def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
-    """Its data may be on another machine: the script has all that a job could need."""
-    script = _eject(
-        written(tmp_path, [(IMPORT, "import torch\n"), ("return Job(", "open('/no/data')\n    return Job(")])
-    )
-    assert "class WholeRun(Run)" in script
-    assert "the job's data were not there" in script
-    assert "WholeRun" not in _eject(written(tmp_path, []))
+    """Its data may be on another machine. Where it has a part that no script trains, the script says so."""
+    text = _eject(written(tmp_path, [(IMPORT, "import torch\n"), ("return Job(", "open('/no/data')\n    return Job(")]))
+    assert f"from of_{tmp_path.name} import job\n" in text
+    job = build("digits", {})
+    with pytest.raises(SystemExit, match="a script cannot train a job with batch_weight; train it with samestep"):
+        one.start(replace(job, batch_weight=lambda batch: 1.0), lambda *_: {})  # type: ignore[arg-type]
+
+
+def test_a_file_that_has_the_name_of_another(tmp_path: Path) -> None:
+    target = written(tmp_path, [])
+    facts = engine_facts("single", 1)
+    for file in (Path(target).name, "samestep_single.py"):
+        with pytest.raises(UserError, match=f"another file of the name {file}"):
+            eject(target, {}, "single", facts.settings, 1, file)
+    hiding = tmp_path / "antigravity.py"
+    hiding.write_text(Path(target).read_text())
+    with pytest.raises(UserError, match=r"Python has a module antigravity, .* rename antigravity"):
+        eject(str(hiding), {}, "single", facts.settings, 1, "script.py")
+
+
+def test_a_file_in_the_place_of_another_stays(tmp_path: Path) -> None:
+    """What has the content that the script needs stays, too; where one has another content, nothing is written."""
+    script = eject(written(tmp_path, []), {}, "single", engine_facts("single", 1).settings, 1, "train.py")
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "samestep_single.py").write_text("mine")
+    with pytest.raises(UserError, match=r"samestep_single.py is there, and is not what the script needs"):
+        write_script(script, folder / "train.py")
+    assert [path.name for path in folder.iterdir()] == ["samestep_single.py"]
+    (folder / "samestep_single.py").write_text(script.made["samestep_single.py"])
+    write_script(script, folder / "train.py")
+    assert {path.name for path in folder.iterdir()} == {*script.made, *script.copied}
+    write_script(script, tmp_path / "train.py")  # beside the job's own file
+    assert (tmp_path / "samestep_single.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +183,7 @@ def test_settings_are_in_the_script(setting: str, text: str, tmp_path: Path) -> 
     option = re.search(rf'parser.add_argument\("--x", type={setting}, default=(.*)\)', script)
     called = option[1] if option else script.rpartition("start(job(x=")[2].rpartition("), train")[0]
     assert repr(eval(called, {"Path": Path})) == repr(value)
-    assert "import Path\n" in script
+    assert ("import Path\n" in script) is (setting == "Path")
 
 
 def test_a_setting_that_has_no_text() -> None:
@@ -269,18 +255,17 @@ def _strange(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_an_engine_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loop and what that needs stand as they are; the rest of its file is left out."""
     _strange(tmp_path, monkeypatch, ENGINE)
-    script = eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
+    script = eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py").made["script.py"]
     kept = ENGINE[ENGINE.index("# How much") : ENGINE.index("def unused")] + ENGINE[ENGINE.index("def close") :]
     assert all(part.strip() in script for part in kept.split("\n\n"))
-    assert "def train(job, world, run: Run):\n    return scaled(2)\n" in script
     assert "UNIT = 2\nSCALE = UNIT * 3\n" in script and "import functools\n" in script
     assert not re.search("OTHER|def unused|import statistics|Layout|PROCESSES", script)
-    assert "    close()\n" in script and "too deep" not in script
+    assert "    start(job(**options), partial(train, depth=2), close=close, checkpoint=checkpoint)\n" in script
 
 
-def test_an_engine_that_has_a_name_of_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "key"))
-    with pytest.raises(UserError, match="define `key` twice"):
+def test_an_engine_that_has_a_name_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "start"))
+    with pytest.raises(UserError, match="define `start` twice"):
         eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
 
 

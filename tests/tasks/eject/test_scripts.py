@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import HERE, launch, result, run_own, run_script, skip_unless_here, write
+from scripts import HERE, launch, result, run_own, run_script, runtime_of, skip_unless_here, write
 
 from budget import budget
 from command import DRAWN
@@ -44,10 +43,13 @@ def test_ranks_that_divide_the_model(engine: str, mesh: str, tmp_path: Path) -> 
     assert arranged
     script = write(LAYOUTS, engine, tmp_path / "script", arranged.size, {}, mesh)
     assert ('"blocks.0.query": "colwise",' in script.read_text()) is (arranged.tensor > 1)
+    assert script.read_text().count("\n") <= 350
     own = run_own(LAYOUTS, engine, tmp_path / "own", arranged.size, {}, mesh=mesh)
     run_script(script, engine, arranged.size).check_equal(own)
     if mesh == "data=2,tensor=2":  # and each rank with rows of its own, as of another mesh, is another training
-        script.write_text(script.read_text().replace("SHARING = 2 ", "SHARING = 1 "))
+        runtime, by_mesh = runtime_of(script), "return self.mesh.replica(self.rank)"
+        assert by_mesh in runtime.read_text()
+        runtime.write_text(runtime.read_text().replace(by_mesh, "return self.rank % self.replicas"))
         with pytest.raises(AssertionError):
             run_script(script, engine, arranged.size).check_equal(own)
 
@@ -70,34 +72,33 @@ def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     run_script(script, engine, 2).check_equal(run_own("digits", own, tmp_path / "own", 2, DIGITS))
 
 
-def test_a_script_is_short_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_script_continues_from_its_checkpoint(tmp_path: Path) -> None:
     """Here after it was ended in its second epoch."""
-    whole, ended = (write("digits", "ddp", tmp_path / name, 2, {"width": "8"}) for name in ("whole", "ended"))
-    text = whole.read_text()
-    assert text.count("\n") <= 350
-    absent = "clip_norm|Weighted|find_unused|DataLoader|KeyedRandom|torchmetrics|HOROVOD|no_sync|carry"
-    assert not re.search(absent, text)
-    expected = result(whole, launch(whole, ["--epochs", "3"], "ddp", 2, hidden=True))
-    stops = "    def step(self, loss: Tensor, *, skipped: bool = False) -> None:\n"
+    _check_continues("ddp", tmp_path, epochs=3)
+
+
+def _check_continues(engine: str, folder: Path, epochs: int) -> None:
+    whole, ended = (write("digits", engine, folder / name, 2, {"width": "8"}) for name in ("whole", "ended"))
+    options = ["--epochs", str(epochs)]
+    expected = result(whole, launch(whole, options, engine, 2, hidden=True))
+    runtime = runtime_of(ended)
+    text = runtime.read_text()
+    stops = "        self.done += 1\n"
     assert stops in text
-    ended.write_text(text.replace(stops, f"{stops}        if self.done == 20:\n            os._exit(0)\n"))
-    launch(ended, ["--epochs", "3"], "ddp", 2, hidden=True)
-    assert not ended.with_name("weights.pt").exists() and torch.load(ended.with_name("checkpoint.pt"))["steps"] == 12
-    ended.write_text(text)
-    result(ended, launch(ended, ["--epochs", "3"], "ddp", 2, hidden=True)).check_equal(expected)
+    runtime.write_text(text.replace(stops, f"        if self.done == 20:\n            os._exit(0)\n{stops}"))
+    launch(ended, options, engine, 2, hidden=True)
+    assert (
+        not ended.with_name("weights.pt").exists()
+        and torch.load(ended.with_name(f"{ended.stem}.checkpoint.pt"))["steps"] == 12
+    )
+    runtime.write_text(text)
+    result(ended, launch(ended, options, engine, 2, hidden=True)).check_equal(expected)
 
 
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=FULL) for name in ("fsdp", "zero", "amp", "horovod")])
 def test_other_engines_continue_from_a_checkpoint(engine: str, tmp_path: Path) -> None:
     skip_unless_here(engine)
-    whole, ended = (write("digits", engine, tmp_path / name, 2, {"width": "8"}) for name in ("whole", "ended"))
-    text = whole.read_text()
-    expected = result(whole, launch(whole, ["--epochs", "2"], engine, 2, hidden=True))
-    stops = "    def step(self, loss: Tensor, *, skipped: bool = False) -> None:\n"
-    ended.write_text(text.replace(stops, f"{stops}        if self.done == 20:\n            os._exit(0)\n"))
-    launch(ended, ["--epochs", "2"], engine, 2, hidden=True)
-    ended.write_text(text)
-    result(ended, launch(ended, ["--epochs", "2"], engine, 2, hidden=True)).check_equal(expected)
+    _check_continues(engine, tmp_path, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_the_line_at_its_head_starts_it(engine: str, without_samestep: dict[str,
     """As a user types it, where samestep is not installed."""
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS)
-    line = script.read_text().split('"""')[1].split("\n")[2].strip()
+    line = next(line.strip() for line in script.read_text().split("\n") if line.startswith("    "))
     assert line.endswith(script.name)
     done = subprocess.run(
         line, shell=True, cwd=script.parent, env=without_samestep, capture_output=True, text=True, timeout=budget()
@@ -182,7 +183,7 @@ CHOSEN = [
 def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path) -> None:
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS, **chosen)
-    assert "\ndef train(job: Job, world: World, run: Run) -> dict[str, Any]:\n" in script.read_text()
+    assert "partial(train, " in script.read_text()
     run_script(script, engine, 2).check_equal(run_own("digits", engine, tmp_path / "own", 2, DIGITS, **chosen))
 
 

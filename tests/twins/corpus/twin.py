@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planting import with_patches
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # What a fault does against the healthy twin: it changes the trained weights or the metric that is printed; two ranks do
 # the same work, or it depends on chance; it costs something else; or the training ends by an error, early, or never.
@@ -60,11 +62,7 @@ def file_of(script: str) -> Path:
 def text_of(twin: Twin) -> str:
     """Returns the script, with the fault if there is one. Raises ValueError where the fault does not apply."""
     text = (SCRIPTS / file_of(twin.script)).read_text()
-    if isinstance(twin, Healthy):
-        return text
-    if text.count(twin.old) != 1:
-        raise ValueError(f"'{twin.name}' does not apply: its text stands {text.count(twin.old)} times")
-    return text.replace(twin.old, twin.new)
+    return text if isinstance(twin, Healthy) else with_patches(text, twin)
 
 
 def line_of(fault: Fault) -> int:

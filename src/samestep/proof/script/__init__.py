@@ -6,39 +6,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from samestep.bounds import TOLD_APART
 from samestep.message import Message, message
-from samestep.proof.script.alike import alike
+from samestep.proof.script.assembled import ReplicaRecord, of_replicas
 from samestep.proof.script.beside_steps import collectives, randoms, saves
-from samestep.proof.script.by_hand import ByHand
+from samestep.proof.script.clipping import clipped_together, clipping
 from samestep.proof.script.coefficients import with_one_process, without_coefficients
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained, with_effects
-from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.hand_written_stages import (
-    clipped_together,
-    rows_along_stages,
-    shapes_apart,
-    stages_that_talk,
-)
-from samestep.proof.script.layout import Layout, ReplicaRecord, divided_by_hand, of_replicas
-from samestep.proof.script.never_runs import never_runs
-from samestep.proof.script.pipelines import PipelineLayout, pipeline_findings, ranks_of_stages
+from samestep.proof.script.gradients import gradient
+from samestep.proof.script.layout import ByHand, Layout, TensorLayout, has_loss
+from samestep.proof.script.pipelines import pipeline_findings
+from samestep.proof.script.places import Sources
 from samestep.proof.script.remedies import with_remedy
 from samestep.proof.script.replicas import of_layout, with_replicas, within_replicas
-from samestep.proof.script.rows import order, rows
+from samestep.proof.script.rows import order, rows, rows_along_stages
 from samestep.proof.script.schedules import with_schedules
-from samestep.proof.script.sites import Sources, located
+from samestep.proof.script.sites import located
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.suggested_patches import patch_of
+from samestep.proof.script.uncalled_code import uncalled_code
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
+from samestep.proof.script.warnings import warnings
 from samestep.records.findings import Answer, CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
 from samestep.records.script import STATISTICS, ScriptPlan, ScriptRecord
 
-# Without an answer to one of each of these nothing is proven.
+# Nothing is proven unless one question of each group is answered.
 NEEDED: tuple[tuple[Question, ...], ...] = (
     ("steps",),
     ("rows",),
@@ -47,7 +44,7 @@ NEEDED: tuple[tuple[Question, ...], ...] = (
     ("loss weight", "replayed gradient"),
     ("weights",),
 )
-OF_HAND: tuple[Question, ...] = (  # what ranks that compute pieces have otherwise
+OF_HAND: tuple[Question, ...] = (  # the answers that differ where ranks compute pieces
     "initial weights",
     "rows",
     "gradient",
@@ -60,9 +57,9 @@ OF_HAND: tuple[Question, ...] = (  # what ranks that compute pieces have otherwi
     "updates",
 )
 OTHER_ROWS = "replica_reads_other_rows"
-OF_OTHER_ROWS = ("order", "gradient", "loss weight", "clipping", "weights")  # what other rows within a replica change
-OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
-NEAR = 1e-3
+# The answers that change where ranks of a replica have other rows.
+OF_OTHER_ROWS = ("order", "gradient", "loss weight", "clipping", "weights")
+OF_THE_LOSS = ("loss weight", "evaluation")  # the questions that only the pipeline stages with a loss can answer
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -73,24 +70,10 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     """
     steps = min(len(rank.steps) for rank in ranks)
     findings = [step_counts(plan, ranks)]
+    layout = Layout.of(ranks)
     if steps:
-        layout, stages = Layout.of(ranks), pipeline_stages(ranks)
-        pipeline = PipelineLayout.of(ranks)
-        if pipeline:
-            held = [[*ranks]] if pipeline.missing else ranks_of_stages(ranks, pipeline)
-            findings += pipeline_findings(ranks, record, pipeline, lambda: _stage_findings(held, record))
-        elif layout:
-            findings += _divided_findings(ranks, layout, record)
-        elif len(stages) > 1:
-            findings += _stage_findings(stages, record)
-        elif apart := shapes_apart(ranks):
-            findings += [Finding(q, "unknown", message("ranks_hold_other_shapes", parameter=apart)) for q in OF_HAND]
-            findings += [rates(ranks), schedule(ranks)]
-        elif by_hand := _certainly_by_hand(ranks):
-            findings += _unknown_by_hand(_replica_findings(ranks, record), by_hand)
-        else:
-            findings += _replica_findings(ranks, record)
-        findings += [collectives(ranks), saves(ranks), *alike(ranks)]
+        findings += _of_layout(layout, ranks, record)
+        findings += [collectives(ranks), saves(ranks), *warnings(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     results = CheckResults(
         script=plan.script,
@@ -102,10 +85,25 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         first_divergence=None,
         record_share=sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0,
         folder=plan.out,
-        notes=_notes(ranks),
+        notes=_notes(ranks, layout),
         command=command,
     )
     return _with_findings(results, findings)
+
+
+def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers the questions that depend on what the ranks are to each other."""
+    if layout.pipeline:
+        return pipeline_findings(ranks, record, layout.pipeline, lambda: _stage_findings(layout.stages, record))
+    if layout.tensors:
+        return _divided_findings(ranks, layout.tensors, record)
+    if layout.kind == "stages":
+        return _stage_findings(layout.stages, record)
+    if layout.kind == "other shapes":
+        said = message("ranks_hold_other_shapes", parameter=layout.other_shape)
+        return [*(Finding(question, "unknown", said) for question in OF_HAND), rates(ranks), schedule(ranks)]
+    findings = _replica_findings(ranks, record)
+    return _unknown_by_hand(findings, layout.pieces) if layout.kind == "by hand" else findings
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
@@ -119,20 +117,14 @@ def without_by_hand(results: CheckResults, layout: ByHand, findings: Sequence[Fi
     """Returns results with the answers about a model that the script divides itself; what these do not answer, of what
     only such ranks have otherwise, is unknown."""
     answered = {finding.question for finding in findings}
-    others = _unknown_by_hand(results.findings, layout.replicas[0])
-    # What the losses weigh shows in the gradient of one process.
+    remaining = _unknown_by_hand(results.findings, layout.replicas[0])
+    # The gradient of one process shows the weights of the losses.
     if any(finding.question == "replayed gradient" and finding.answer != "unknown" for finding in findings):
-        others = [finding for finding in others if finding.question != "loss weight"]
-    together = [*(finding for finding in others if finding.question not in answered), *findings]
+        remaining = [finding for finding in remaining if finding.question != "loss weight"]
+    together = [*(finding for finding in remaining if finding.question not in answered), *findings]
     places = {finding.question: place for place, finding in reversed([*enumerate(results.findings)])}
     together.sort(key=lambda finding: places.get(finding.question, len(places)))
     return _with_findings(results, together)
-
-
-def _certainly_by_hand(ranks: Ranks) -> list[int]:
-    """Returns ranks that share out a model which the script divides itself, as far as their records tell alone."""
-    layout = ByHand.of(ranks)
-    return layout.replicas[0] if layout and layout.is_certain else divided_by_hand(ranks)
 
 
 def _unknown_by_hand(findings: Sequence[Finding], ranks: Sequence[int]) -> list[Finding]:
@@ -151,7 +143,7 @@ def with_sites(results: CheckResults, ranks: Ranks, sources: Sources, folder: Pu
     sources: the files that they are in. folder: which a patch's name of a file is relative to.
     """
     found_ids = {finding.message.id for finding in results.findings}
-    added = [finding for finding in never_runs(ranks, sources) if finding.message.id not in found_ids]
+    added = [finding for finding in uncalled_code(ranks, sources) if finding.message.id not in found_ids]
     findings = located(with_schedules([*results.findings, *added], ranks, sources), ranks, sources)
     return replace(
         _with_findings(results, findings),
@@ -174,7 +166,7 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
     """Returns results with these findings, and with what they decide."""
     right = {finding.question for finding in findings if finding.answer == "right"}
     shares_out = any(note.id == "layout_of_ranks" and note.fields.get("tensor") for note in results.notes)
-    # Whether ranks that compute pieces compute the whole, only one process tells.
+    # Only one process tells whether ranks that compute pieces compute the whole.
     needed = (*NEEDED, ("replayed gradient",)) if shares_out else NEEDED
     missing = [questions[0] for questions in needed if not right.intersection(questions)]
     answer: Answer = "unknown" if missing else "right"
@@ -189,11 +181,8 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
     )
 
 
-def _notes(ranks: Ranks) -> list[Message]:
-    layout = Layout.of(ranks)
-    pipeline = PipelineLayout.of(ranks)
-    notes: list[Message] = [layout.described()] if layout else []
-    notes += [pipeline.described(ranks)] if pipeline else []
+def _notes(ranks: Ranks, layout: Layout) -> list[Message]:
+    notes = layout.described(ranks)
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)
@@ -211,7 +200,7 @@ def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:
     return findings
 
 
-def _divided_findings(ranks: Ranks, layout: Layout, record: Record) -> list[Finding]:
+def _divided_findings(ranks: Ranks, layout: TensorLayout, record: Record) -> list[Finding]:
     """Answers the questions about ranks that share out a model: about the replicas, and about the ranks of each."""
     replicas, of_all = of_replicas(ranks, layout), ReplicaRecord(record.folder, ranks, layout)
     within = {finding.question: finding for finding in within_replicas(ranks, layout, of_all)}
@@ -223,7 +212,7 @@ def _divided_findings(ranks: Ranks, layout: Layout, record: Record) -> list[Find
         finding = _with_global_rank(of_layout(finding, ranks, layout, of_all, replicas), replicas)
         findings.append(with_replicas(finding, ranks, layout))
     findings = [rates(ranks) if finding.question == "rate" else finding for finding in findings]
-    # What other rows make of gradients and weights is no finding of its own.
+    # Other rows give other gradients and weights: these are no findings of their own.
     if any(finding.message.id == OTHER_ROWS for finding in findings):
         findings = [
             finding if finding.question not in OF_OTHER_ROWS else _because_of_rows(finding) for finding in findings
@@ -238,26 +227,13 @@ def _because_of_rows(finding: Finding) -> Finding:
 # The stages of a pipeline: ranks that hold other parameters train no other rows, and each stage is judged by itself.
 
 
-def pipeline_stages(ranks: Ranks) -> list[list[ScriptRecord]]:
-    """Returns the ranks of each stage, which has no parameter of another, or hands on what it computes; all as one
-    where they are no stages."""
-    if by_hand := stages_that_talk(ranks):
-        return by_hand
-    stages: dict[frozenset[str], list[ScriptRecord]] = {}
-    for rank in ranks:
-        held = frozenset(rank.start).union(*((*step.weights, *step.shards) for step in rank.steps))
-        stages.setdefault(held, []).append(rank)
-    count = sum(map(len, stages))
-    return [*stages.values()] if all(stages) and count == len(frozenset().union(*stages)) else [[*ranks]]
-
-
 def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
     """Asks each stage, and returns one answer to each question, in their order."""
     answers = [
         {finding.question: _with_global_rank(finding, stage) for finding in _replica_findings(stage, record)}
         for stage in stages
     ]
-    with_loss = [number for number, stage in enumerate(stages) if _has_loss(stage)]
+    with_loss = [number for number, stage in enumerate(stages) if any(map(has_loss, stage))]
     findings = []
     for question in dict.fromkeys(question for of_stage in answers for question in of_stage):
         asked = with_loss if with_loss and question in OF_THE_LOSS else range(len(stages))
@@ -266,7 +242,7 @@ def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
         finding = _together(question, of_stages)
         if question == "gradient" and finding.answer == "right":
             finding = _scaled_apart(stages, record) or finding
-        # Which norm is the whole one, no stage tells by itself.
+        # A stage alone cannot tell whether a norm is that of the whole model.
         is_by_norm = finding.answer == "right" or finding.message.id == "clipped_by_another_norm"
         if question == "rows" and finding.answer == "right" and len(stages) > 1:
             finding = rows_along_stages(stages) or finding
@@ -298,16 +274,12 @@ def _with_global_rank(finding: Finding, stage: Ranks) -> Finding:
     return replace(finding, divergence=replace(divergence, rank=stage[divergence.rank or 0].rank))
 
 
-def _has_loss(stage: Ranks) -> bool:
-    return any(micro_batch.losses for rank in stage for step in rank.steps for micro_batch in step.micro_batches)
-
-
 def _scaled_apart(stages: Sequence[Ranks], record: Record) -> Finding | None:
     """Finds a stage whose gradients are scaled otherwise than those of the first."""
     gradients = [StepGradients.read(record, stage, 0) for stage in stages]
     factors = [stage.factor * stage.size for stage in gradients if stage.names]
     for number, factor in enumerate(factors):
-        if abs(factor / factors[0] - 1) > NEAR:
+        if abs(factor / factors[0] - 1) > TOLD_APART:
             cause = message("stages_scale_gradients_apart", factor=factor, stage=number, first=factors[0])
             rank = stages[number][0].rank
             return differs("gradient", "factor", cause, step=0, rank=rank, expected=factors[0], found=factor)

@@ -1,4 +1,4 @@
-"""What the ranks do beside their steps: random numbers, collectives, and files. See evaluation.py, too."""
+"""Judges what the ranks do beside their steps: random numbers, collectives, and files. See evaluation.py, too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from samestep.records.findings import Finding, Question
 from samestep.records.script import GroupRecord
 
 WORLD = "0"  # torch's name of the default group
-ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # whose inputs have one shape on all ranks
+ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # collectives whose inputs have one shape on all ranks
 
 
 # Random numbers
 
 
 def randoms(ranks: Ranks) -> Finding:
-    """Whether what is drawn at random differs over ranks: in the model, for its rows, and in the datasets."""
+    """Judges whether what is drawn at random differs over ranks: in the model, for its rows, and in the datasets."""
     found = _in_model(ranks)
     return found if found.answer == "warning" else _repeated_noise(ranks) or found
 
@@ -46,7 +46,7 @@ def _repeated_noise(ranks: Ranks) -> Finding | None:
 
 
 def _in_model(ranks: Ranks) -> Finding:
-    """Whether dropout's masks differ over ranks, by the state of torch's generators where they are drawn."""
+    """Judges whether dropout's masks differ over ranks, by the state of torch's generators where they are drawn."""
     question: Question = "random numbers"
     if len(ranks) == 1:
         return Finding(question, "right", message("one_rank"))
@@ -71,7 +71,7 @@ def _in_model(ranks: Ranks) -> Finding:
 
 
 def collectives(ranks: Ranks) -> Finding:
-    """Whether the ranks of each process group have called the same collectives, as far as all have come."""
+    """Judges whether the ranks of each process group have called the same collectives, as far as all have come."""
     question: Question = "collectives"
     names = list(dict.fromkeys(name for rank in ranks for name in rank.groups))
     if len(ranks) == 1:
@@ -99,7 +99,7 @@ def collectives(ranks: Ranks) -> Finding:
 
 
 def _are_one_group(name: str, members: Mapping[int, GroupRecord], ranks: Ranks) -> bool:
-    """Whether these are the records of one group; of groups that were closed only the world's is known."""
+    """Returns whether these are the records of one group; of groups that were closed only the world's is known."""
     complete = all(group.ranks == [*members] for group in members.values())
     return complete or (name == WORLD and len(members) == len(ranks))
 
@@ -125,7 +125,7 @@ def _compared(call: str) -> str:
 
 
 def saves(ranks: Ranks) -> Finding:
-    """Whether each file that torch.save writes is written by one rank."""
+    """Judges whether each file that torch.save writes is written by one rank."""
     writers: dict[str, dict[int, int]] = defaultdict(dict)  # file -> rank -> the step
     for rank, record in enumerate(ranks):
         for save in record.saves:

@@ -1,4 +1,5 @@
-"""Whether the gradients of ranks that share out a model are what one process has, and why not."""
+"""Judges whether the gradients of ranks that share out a model are those of one process, and names the cause where
+not."""
 
 from __future__ import annotations
 
@@ -8,26 +9,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from samestep.bounds import (
+    ABOVE_ZERO,
+    FIRST_STEP_APART,
+    LATER_STEPS_APART,
+    LOSS_APART_OF_PIECES,
+    ROUNDED_BY_OTHERS,
+    TOLD_APART,
+    ZERO_GRADIENT,
+)
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import Division, draw_apart, losses_of, same_loss
+from samestep.proof.script.by_hand import Division, draw_apart
 from samestep.proof.script.findings import Ranks, differs, module_name
 from samestep.proof.script.first_module import first_module_apart
-from samestep.proof.script.replay import FIRST, GRADIENT, LATER, coarser_of, drifts
-from samestep.proof.script.step_gradients import ROUNDING, Array, norm, norm_of_all
+from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.losses import losses_of, same_loss
+from samestep.proof.script.replay import GRADIENT, coarser_of, drifts
+from samestep.proof.script.step_gradients import norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, UNCLIPPED, ScriptRecord, of_kind
+from samestep.records.torch_collectives import returns_without_history
 
-NEAR = 1e-3
-CUT_OFF = ("all_to_all", "all_gather", "reduce_scatter")  # of torch.distributed: what they return has no graph
-SMALL = 1e-2  # of all gradients' size: the rounding of smaller ones is not their own
 Gradients = dict[int, dict[str, Array]]  # rank -> parameter -> its gradient there
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The gradients of one step: of the ranks, and what they are in one process. apart: (rank, parameter) of those that
-    are something else."""
+    """The gradients of one step on the ranks, and in one process. apart: (rank, parameter) of each gradient that
+    differs."""
 
     division: Division
     recorded: Gradients
@@ -41,7 +51,7 @@ class Compared:
     ) -> Compared:
         sizes = [norm_of_all(of_rank, [*of_rank]) for of_rank in wanted.values()]
         size = max(filter(math.isfinite, sizes), default=0.0)
-        # The bias of keys moves no attention: its gradient is rounding of zero.
+        # A bias of attention's keys has no effect: its gradient is rounding of zero.
         wanted = {
             rank: {
                 name: array
@@ -54,9 +64,11 @@ class Compared:
         for rank, of_rank in wanted.items():
             for name, gradient in of_rank.items():
                 held = recorded[rank].get(name, np.zeros_like(gradient))
-                # An expert that no row has chosen.
+                # The rank has no gradient of an expert that no row has chosen: it counts as zeros.
                 if held.shape == gradient.shape:
-                    distances[rank, name] = norm(held - gradient) / max(norm(gradient), SMALL * size, 1e-300)
+                    distances[rank, name] = norm(held - gradient) / max(
+                        norm(gradient), ROUNDED_BY_OTHERS * size, ABOVE_ZERO
+                    )
         apart = [pair for pair, distance in distances.items() if not distance <= bound]
         return cls(division, recorded, wanted, apart, max(distances.values(), default=0.0))
 
@@ -74,30 +86,29 @@ class Compared:
     def factor(self, rank: int, name: str) -> float | None:
         """Returns by how much a gradient is one process's multiplied; None where it is no multiple of it."""
         wanted, held = self.wanted[rank][name], self.recorded[rank].get(name)
-        square = float(wanted @ wanted)
-        if held is None or not square:
+        if held is None or not wanted.any():
             return None
-        factor = float(held @ wanted) / square
-        return factor if norm(held - factor * wanted) <= NEAR * abs(factor) * norm(wanted) else None
+        factor, left = multiple_of(held, wanted)
+        return factor if left <= TOLD_APART * abs(factor) * norm(wanted) else None
 
     def common_factor(self) -> float | None:
         """Returns the factor that all gradients have which are apart; None where they have none in common."""
         factors = [self.factor(*pair) for pair in self.apart]
         known = [factor for factor in factors if factor is not None]
-        if len(known) < len(factors) or max(known) - min(known) > NEAR * max(map(abs, known)):
+        if len(known) < len(factors) or max(known) - min(known) > TOLD_APART * max(map(abs, known)):
             return None
         return float(np.median(known))
 
     def is_combined(self, name: str, ranks: list[int], divided_by: float) -> bool:
-        """Whether the gradients that some ranks have of a parameter are together one process's."""
+        """Returns whether the gradients that some ranks have of a parameter are together one process's."""
         parts = [self.recorded[rank][name] for rank in ranks if name in self.recorded[rank]]
         if len(parts) < len(ranks):
             return False
         wanted, first = self.wanted[ranks[0]][name], parts[0]
         together: Array = np.sum(parts, axis=0) / divided_by
-        # Of equal ones it is a factor.
-        unequal = any(norm(part - first) > NEAR * norm(first) for part in parts)
-        return unequal and norm(together - wanted) <= NEAR * norm(wanted)
+        # Where the parts are equal, their sum is one of them times a factor.
+        unequal = any(norm(part - first) > TOLD_APART * norm(first) for part in parts)
+        return unequal and norm(together - wanted) <= TOLD_APART * norm(wanted)
 
     @property
     def names(self) -> list[str]:
@@ -130,7 +141,7 @@ def replayed_gradients(
     is_clipped = False
     for step in range(len(one_process.steps)):
         coarser = coarser_of(ranks)
-        bound, rounding = (LATER if step else FIRST) * coarser, ROUNDING * coarser
+        bound, rounding = (LATER_STEPS_APART if step else FIRST_STEP_APART) * coarser, ZERO_GRADIENT * coarser
         pairs = [_arrays(division, ranks, record, replay, step, kinds) for kinds in ((TAKEN, UNCLIPPED), (TAKEN,))]
         before, after = (Compared.of(division, *pair, bound=bound, rounding=rounding) for pair in pairs)
         if broken := before.not_finite(step) or after.not_finite(step):
@@ -185,14 +196,14 @@ def _arrays(
 ) -> tuple[Gradients, Gradients]:
     """Returns the gradients of a step as the ranks have them, and as one process has them. kinds: those that come last
     count."""
-    one: Mapping[str, Array] = replay.arrays(STEP.format(step))
-    whole = {key: array for kind in kinds for key, array in of_kind(one, kind).items()}
+    replayed: Mapping[str, Array] = replay.arrays(STEP.format(step))
+    one_process = {key: array for kind in kinds for key, array in of_kind(replayed, kind).items()}
     recorded, wanted = Gradients(), Gradients()
     for rank in ranks:
         arrays = record.arrays(STEP.format(step), rank.rank)
         recorded[rank.rank] = {name: array for kind in kinds for name, array in of_kind(arrays, kind).items()}
         prefix = f"rank {division.layout.like(rank.rank)}: "
-        held = {key.removeprefix(prefix): array for key, array in whole.items() if key.startswith(prefix)}
+        held = {key.removeprefix(prefix): array for key, array in one_process.items() if key.startswith(prefix)}
         wanted[rank.rank] = held
     return recorded, wanted
 
@@ -216,7 +227,8 @@ def _cause(
         return _scaled(compared, factor, told_ranks)
     if found := _not_reduced(compared):
         return found
-    if step == 0 and same_loss(ranks, one_process) is False:
+    is_same_loss = same_loss(ranks, one_process, 0, LOSS_APART_OF_PIECES * coarser_of(ranks)) if step == 0 else None
+    if is_same_loss is False:
         values = losses_of(ranks, 0)
         apart = any(values[replica[0]] != values[rank] for replica in layout.replicas for rank in replica)
         if layout.shares_rows and axis == "tensor" and apart and draw_apart(layout, ranks):
@@ -228,7 +240,7 @@ def _cause(
         return message("ranks_compute_otherwise", axis=axis, ranks=size, replicas=replicas)
     if local := _own_factors(compared):
         return message("clipped_by_local_norms", axis=axis, factors=local)
-    if gathers_cut and step == 0 and same_loss(ranks, one_process):
+    if gathers_cut and is_same_loss:
         return message("gather_cuts_gradient")
     different = {name for rank, name in compared.apart if _differs_within(compared, rank, name)}
     if different:
@@ -237,13 +249,15 @@ def _cause(
 
 
 def _differs_within(compared: Compared, rank: int, name: str) -> bool:
-    """Whether ranks of a replica have another gradient of what each holds whole."""
+    """Returns whether ranks of a replica have another gradient of what each holds whole."""
     first = compared.recorded[rank].get(name)
-    others = [other for other in compared.division.layout.replica_of(rank) if name in compared.wanted[other]]
+    other_ranks = [
+        other_rank for other_rank in compared.division.layout.replica_of(rank) if name in compared.wanted[other_rank]
+    ]
     if first is None or compared.division.is_divided(name):
         return False
-    arrays = [compared.recorded[other].get(name) for other in others]
-    return any(array is not None and norm(array - first) > NEAR * norm(first) for array in arrays)
+    arrays = [compared.recorded[other_rank].get(name) for other_rank in other_ranks]
+    return any(array is not None and norm(array - first) > TOLD_APART * norm(first) for array in arrays)
 
 
 def _scaled(compared: Compared, factor: float, told_ranks: int) -> Message:
@@ -269,22 +283,23 @@ def _scaled(compared: Compared, factor: float, told_ranks: int) -> Message:
 
 
 def _is(factor: float, ranks: int) -> bool:
-    return any(abs(factor / by - 1) <= NEAR for by in (ranks, 1 / ranks))
+    return any(abs(factor / divisor - 1) <= TOLD_APART for divisor in (ranks, 1 / ranks))
 
 
 def _cut_off(compared: Compared, ranks: Ranks) -> Finding | None:
     """Finds parts of the model that compute in a forward pass and get no gradient, though one process has one, where
     what ranks hand on to each other has no graph."""
     division = compared.division
-    operations = [name for rank in ranks for talk in rank.talks for name in talk.forward if name.startswith(CUT_OFF)]
+    called = {name for rank in ranks for talk in rank.talks for name in talk.forward}
+    operations = [name for name in called if returns_without_history(name)]
     cut = []
     for rank in ranks if operations else ():
         computes = {module.name for module in rank.modules if module.given.count and module.returned.count}
         names = [piece.name for piece in division.parts if piece.rank == division.layout.like(rank.rank)]
-        own, wanted = compared.recorded[rank.rank], compared.wanted[rank.rank]
-        # Before a layer that begins as zeros, one process's is zero, too.
+        recorded, wanted = compared.recorded[rank.rank], compared.wanted[rank.rank]
+        # Before a layer that begins as zeros the gradient of one process is zero, too.
         with_gradient = [name for name in names if name in wanted and norm(wanted[name])]
-        without = [name for name in with_gradient if name not in own or not norm(own[name])]
+        without = [name for name in with_gradient if name not in recorded or not norm(recorded[name])]
         cut += [(rank.rank, name) for name in without if name.rpartition(".")[0] in computes]
     if not cut:
         return None
@@ -309,7 +324,7 @@ def _not_reduced(compared: Compared) -> Message | None:
             if axis != "data" and division.held.get(name) and division.is_divided(name):
                 break
             divisors = {1.0, float(len(together)), float(len(layout.replicas))}
-            fits.append(any(compared.is_combined(name, together, by) for by in divisors))
+            fits.append(any(compared.is_combined(name, together, divisor) for divisor in divisors))
         if len(fits) == len(compared.apart) and all(fits):
             names, count = compared.names, len(compared.all_names)
             return message("not_reduced_along_axis", axis=axis, parameters=len(names), all_parameters=count)
@@ -322,7 +337,7 @@ def _own_factors(compared: Compared) -> list[float] | None:
     for rank, gradients in compared.wanted.items():
         factors = [compared.factor(rank, name) for name in gradients]
         known = [factor for factor in factors if factor is not None]
-        if not known or len(known) < len(factors) or max(known) - min(known) > NEAR * max(map(abs, known)):
+        if not known or len(known) < len(factors) or max(known) - min(known) > TOLD_APART * max(map(abs, known)):
             return None
         of_rank[rank] = known
     return [round(float(np.median(known)), 4) for known in of_rank.values()]
@@ -335,6 +350,6 @@ def _clipped_otherwise(compared: Compared) -> Message:
     for rank in compared.wanted:
         factors = [compared.factor(rank, name) for name in compared.wanted[rank] if name in compared.recorded[rank]]
         of_rank.append(float(np.median([factor for factor in factors if factor is not None] or [1.0])))
-    if max(of_rank) - min(of_rank) > NEAR * max(of_rank):
+    if max(of_rank) - min(of_rank) > TOLD_APART * max(of_rank):
         return message("clipped_by_local_norms", axis=axis, factors=[round(factor, 4) for factor in of_rank])
     return message("clipped_by_norm_of_copies", axis=axis, factor=round(of_rank[0], 4))

@@ -1,7 +1,7 @@
-"""Whether a pipeline takes the steps of one process: what its ranks have computed against the chain of its stages.
+"""Judges whether a pipeline takes the steps of one process, by comparing its ranks with the chain of its stages.
 
-Each step is judged from the weights that the ranks had: the gradient of each stage, its factor, that of all stages
-together, and what the script clips by.
+Each step is judged from the weights that the ranks had: the gradient of each stage, its factor, the factor of all
+stages together, and the norm by which the script clips.
 """
 
 from __future__ import annotations
@@ -9,24 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from samestep.bounds import (
+    CLIPPED_APART_BY_SUMS,
+    FIRST_STEP_APART,
+    LOSS_APART,
+    LOSS_LEAST,
+    LOSS_LEAST_OF_MEANS,
+    TOLD_APART,
+)
 from samestep.message import Message, message
-from samestep.proof.script.chain_gradients import NEAR, Apart, ChainGradients
+from samestep.proof.script.chain_gradients import Apart, ChainGradients
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.proof.script.replay import FIRST, SAME_LOSS, coarser_of, not_replayed
-from samestep.proof.script.step_gradients import norm
+from samestep.proof.script.fit import norm
+from samestep.proof.script.replay import coarser_of, not_replayed
+from samestep.proof.script.step_gradients import clipping_factor
 from samestep.records.chain import ChainRecord, ChainStep
 from samestep.records.findings import Finding
 from samestep.records.record import Record
 
-Factors = dict[tuple[int, int], float]  # (rank, stage) -> by which factor its gradients are the whole model's
-QUESTIONS = ("gradient", "loss weight", "clipping")  # which the chain answers, beside the replayed gradient
+Factors = dict[tuple[int, int], float]  # (rank, stage) -> the factor of its gradients to those of the whole model
+# The questions that the chain answers, beside the replayed gradient.
+QUESTIONS = ("gradient", "loss weight", "clipping")
 
 
 def chain_findings(chain: ChainRecord, ranks: Ranks, record: Record, played: Record) -> list[Finding]:
     """Compares the gradients of each step with the chain's."""
     if why := chain.why_not or _another_loss(chain, ranks):
         return [Finding("gradient", "unknown", message("not_replayed", why=why)), not_replayed(why)]
-    close, factors, last = FIRST * coarser_of(ranks), list[Factors](), list[ChainGradients]()
+    close, factors, last = FIRST_STEP_APART * coarser_of(ranks), list[Factors](), list[ChainGradients]()
     for step in common_steps(ranks)[: len(chain.steps)]:
         gradients = ChainGradients.read(chain, ranks, record, played, step, close)
         if last:
@@ -53,9 +63,9 @@ def _another_loss(chain: ChainRecord, ranks: Ranks) -> Message | None:
     if not chain.steps:
         return message("no_step_to_replay")
     for number, step in enumerate(chain.steps):
-        bound = 10 * SAME_LOSS * coarser_of(ranks)
+        bound = 10 * LOSS_APART * coarser_of(ranks)
         pairs = list(zip(step.recorded, step.played))
-        apart = [pair for pair in pairs if not math.isclose(*pair, rel_tol=bound, abs_tol=1e-7)]
+        apart = [pair for pair in pairs if not math.isclose(*pair, rel_tol=bound, abs_tol=LOSS_LEAST)]
         if len(step.recorded) != len(step.played):
             return message("chain_has_other_micro_batches", recorded=len(step.recorded), played=len(step.played))
         if apart:
@@ -90,7 +100,9 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
     first = next(of_step for of_step in factors if of_step)
     clipped = any(
-        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > 4 * NEAR for of_step in factors if of_step
+        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > 4 * TOLD_APART
+        for of_step in factors
+        if of_step
     )
     if by_norm := _clipped_by_hand(chain, ranks, factors):
         finding = by_norm
@@ -98,16 +110,16 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
             return [finding]
         return [_weight_of_one(chain), finding, _one_process(chain, factors)]
     if _are_apart(first):
-        (rank, stage), factor = next(item for item in first.items() if abs(item[1] / _first(first) - 1) > NEAR)
-        at = min(stage for _, stage in first)
+        (rank, stage), factor = next(item for item in first.items() if abs(item[1] / _first(first) - 1) > TOLD_APART)
+        first_stage = min(stage for _, stage in first)
         cause = message("stages_scale_gradients_apart", factor=factor, stage=stage, first=_first(first))
-        quantity, expected = f"factor along stage, of stage {at}", _first(first)
+        quantity, expected = f"factor along stage, of stage {first_stage}", _first(first)
         return [differs("gradient", quantity, cause, step=0, rank=rank, expected=expected, found=factor)]
     factor = _first(first)
-    if wrong := _wrong_weight(factor, chain, NEAR * coarser_of(ranks)):
+    if wrong := _wrong_weight(factor, chain, TOLD_APART * coarser_of(ranks)):
         return [differs("loss weight", "factor", wrong, step=0, rank=0, expected=1.0, found=factor)]
     if clipped:
-        changed = [n for n, of_step in enumerate(factors) if of_step and abs(_first(of_step) / factor - 1) > NEAR]
+        changed = [n for n, of_step in enumerate(factors) if of_step and abs(_first(of_step) / factor - 1) > TOLD_APART]
         step = changed[0] if changed else 0
         said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
         return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
@@ -116,15 +128,15 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
 
 
 def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | None:
-    """Returns what is wrong with the weight of the micro-batches' losses, by the factor of the gradients and by that
-    which the loss function has itself; None where the two are one together, or the latter is a coefficient."""
+    """Returns the mistake in the weight of the micro-batches' losses, by the factor of the gradients and the factor of
+    the loss function; None where their product is one, or the loss function's is a coefficient."""
     weight = 1.0 if chain.weight is None else abs(chain.weight)
     if abs(factor * weight - 1) <= 4 * near:
         return None
     if abs(factor - 1) > 4 * near:
         return _cause_of_factor(factor, chain)
     numbers = {chain.micro_batches, len(chain.replicas)} - {1}
-    divided = any(abs(weight * number - 1) <= NEAR for number in numbers)
+    divided = any(abs(weight * number - 1) <= TOLD_APART for number in numbers)
     return _cause_of_factor(factor * weight, chain) if divided else None
 
 
@@ -132,7 +144,7 @@ def _cause_of_factor(factor: float, chain: ChainRecord) -> Message:
     micro_batches, replicas = chain.micro_batches, len(chain.replicas)
 
     def is_near(number: float) -> bool:
-        return abs(factor / number - 1) <= NEAR
+        return abs(factor / number - 1) <= TOLD_APART
 
     if is_near(micro_batches):
         return message("micro_batches_never_divided", micro_batches=micro_batches)
@@ -161,13 +173,13 @@ def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
     if chain.whole_loss is None or chain.reduction != "mean" or len(losses) != chain.micro_batches:
         return []
     mean = sum(losses) / len(losses)
-    if math.isclose(mean, chain.whole_loss, rel_tol=100 * SAME_LOSS * coarser_of(ranks), abs_tol=1e-6):
+    if math.isclose(mean, chain.whole_loss, rel_tol=100 * LOSS_APART * coarser_of(ranks), abs_tol=LOSS_LEAST_OF_MEANS):
         return []
     said = message("mean_of_micro_batches_of_unequal_targets", mean=mean, whole=chain.whole_loss)
     return [Finding("loss", "warning", said)]
 
 
-# What is clipped
+# Clipping
 
 
 def _clipping(chain: ChainRecord, ranks: Ranks, scale: float) -> Finding:
@@ -191,14 +203,16 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
         names = [name for stage in rank.stages for name in gradients.judged(rank.rank, stage.index)]
         before, taken = gradients.before[rank.rank], gradients.taken[rank.rank]
         ratios = {name: norm(taken[name]) / norm(before[name]) for name in names if norm(before[name])}
-        wanted = min(1.0, limit / (abs(scale) * step.norm + 1e-6))
+        wanted = clipping_factor(limit, abs(scale) * step.norm)
         name, ratio = max(ratios.items(), key=lambda item: abs(item[1] / wanted - 1), default=("", wanted))
-        if abs(ratio / wanted - 1) <= 1e-2:
+        if abs(ratio / wanted - 1) <= CLIPPED_APART_BY_SUMS:
             continue
-        own = math.sqrt(sum(step.norms[n] ** 2 for stage in rank.stages for n in gradients.chain.stages[stage.index]))
+        own_norm = math.sqrt(
+            sum(step.norms[n] ** 2 for stage in rank.stages for n in gradients.chain.stages[stage.index])
+        )
         is_own = any(
-            abs(ratio / min(1.0, limit / (abs(scale) * by + 1e-6)) - 1) <= 1e-2
-            for by in _norms_of(rank, own, step, gradients)
+            abs(ratio / clipping_factor(limit, abs(scale) * total_norm) - 1) <= CLIPPED_APART_BY_SUMS
+            for total_norm in _norms_of(rank, own_norm, step, gradients)
         )
         cause = (
             message("clipped_by_stage_norms", factors=[round(ratio, 4)])
@@ -218,22 +232,22 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
     return None
 
 
-def _norms_of(rank: object, own: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
+def _norms_of(rank: object, own_norm: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
     """Returns the norms by which a rank may clip: of all that it holds, and of each stage."""
     of_stages = [math.sqrt(sum(step.norms.get(n, 0.0) ** 2 for n in names)) for names in gradients.chain.stages]
-    return [own, *of_stages]
+    return [own_norm, *of_stages]
 
 
 def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> Finding | None:
-    """Returns what the script's own clipping does: by the norm of all stages, or by another; None where there is none.
+    """Returns by which norm the script itself clips: that of all stages, or another; None where it does not clip.
 
-    What is clipped has the same norm in each step that is, and others had not.
+    Clipped gradients have the same norm in each clipped step; other gradients do not.
     """
     if any(step.clips for rank in ranks for step in rank.steps):
         return None
-    smaller = [n for n, of_step in enumerate(factors) if of_step and _least(of_step) < 1 - NEAR]
+    smaller = [n for n, of_step in enumerate(factors) if of_step and _least(of_step) < 1 - TOLD_APART]
     norms = [chain.steps[n].norm for n in smaller]
-    if len(smaller) < 2 or max(norms) - min(norms) <= 10 * NEAR * max(norms):
+    if len(smaller) < 2 or max(norms) - min(norms) <= 10 * TOLD_APART * max(norms):
         return None
     if not any(_are_apart(factors[n]) for n in smaller):
         if _is_one([_first(factors[n]) * chain.steps[n].norm for n in smaller]):
@@ -252,7 +266,7 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
     for n in smaller:
         for rank, stages in held.items():
             of_rank = [factors[n][rank, stage] for stage in stages if (rank, stage) in factors[n]]
-            if of_rank and max(of_rank) < 1 - NEAR:
+            if of_rank and max(of_rank) < 1 - TOLD_APART:
                 names = [name for stage in stages for name in chain.stages[stage]]
                 clipped.append(of_rank[0] * math.sqrt(sum(chain.steps[n].norms.get(name, 0.0) ** 2 for name in names)))
     if not _is_one(clipped):
@@ -260,7 +274,7 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
     step = factors[smaller[0]]
     cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in step.values()])
     rank = (
-        next(rank for (rank, _), factor in step.items() if abs(factor / _first(step) - 1) > NEAR)
+        next(rank for (rank, _), factor in step.items() if abs(factor / _first(step) - 1) > TOLD_APART)
         if _are_apart(step)
         else 0
     )
@@ -276,7 +290,7 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
 
 
 def _is_one(values: Sequence[float]) -> bool:
-    return len(values) > 1 and max(values) - min(values) <= 4 * NEAR * max(values)
+    return len(values) > 1 and max(values) - min(values) <= 4 * TOLD_APART * max(values)
 
 
 def _first(factors: Factors) -> float:
@@ -288,4 +302,4 @@ def _least(factors: Factors) -> float:
 
 
 def _are_apart(factors: Factors) -> bool:
-    return max(factors.values()) - min(factors.values()) > 4 * NEAR * abs(_first(factors))
+    return max(factors.values()) - min(factors.values()) > 4 * TOLD_APART * abs(_first(factors))

@@ -7,21 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from samestep.bounds import TOLD_APART, WEIGHTS_OF_MEAN, ZERO_GRADIENT_OF_STAGE
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.step_gradients import Array, norm
+from samestep.proof.script.fit import Array, fit, multiple_of, norm
 from samestep.records.chain import ChainRecord
 from samestep.records.record import Record
 from samestep.records.script import LOCAL, STEP, TAKEN, UNCLIPPED, of_kind
 
-NEAR = 1e-3  # of factors that are told apart
-SMALL = 1e-6  # of the whole gradient's norm: smaller ones are rounding
 Gradients = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Apart:
-    """What differs first in a stage's gradients: of a rank, in one of its parameters."""
+    """The first difference in a stage's gradients: the rank, and the parameter."""
 
     rank: int
     name: str
@@ -40,7 +39,7 @@ class ChainGradients:
     taken: Sequence[Gradients]
     close: float
     per_call: int
-    earlier: Sequence[Gradients] = field(default_factory=list)  # what the step before has taken
+    earlier: Sequence[Gradients] = field(default_factory=list)  # the gradients that the step before has taken
 
     @classmethod
     def read(
@@ -56,8 +55,8 @@ class ChainGradients:
 
     @property
     def share(self) -> float:
-        one = 1 / len(self.chain.replicas)
-        return one / self.chain.micro_batches if self.chain.reduction == "mean" else one
+        replica_share = 1 / len(self.chain.replicas)
+        return replica_share / self.chain.micro_batches if self.chain.reduction == "mean" else replica_share
 
     def of_replica(self, replica: int) -> Sequence[Gradients]:
         count = self.chain.micro_batches
@@ -75,7 +74,7 @@ class ChainGradients:
     def rounding(self, name: str) -> float:
         """Returns how far apart two computations of a gradient may be."""
         parts = [norm(column[name]) for column in self.columns if name in column]
-        return self.close * self.share * max(sum(parts), 1e-3 * self.largest * len(self.columns))
+        return self.close * self.share * max(sum(parts), TOLD_APART * self.largest * len(self.columns))
 
     @property
     def largest(self) -> float:
@@ -84,7 +83,11 @@ class ChainGradients:
     def judged(self, rank: int, stage: int) -> list[str]:
         """Returns the parameters of a stage whose gradient is no rounding, of those that the rank holds."""
         named = [name for name in self.chain.stages[stage] if self.wanted(name) is not None]
-        return [name for name in named if norm(self.columns[0].get(name, np.zeros(1))) > SMALL * self.largest]
+        return [
+            name
+            for name in named
+            if norm(self.columns[0].get(name, np.zeros(1))) > ZERO_GRADIENT_OF_STAGE * self.largest
+        ]
 
     def factor(self, rank: int, names: Iterable[str], columns: Sequence[Gradients] | None = None) -> float | None:
         """Returns by which factor all of these gradients are those of the columns; None where there is none."""
@@ -95,7 +98,7 @@ class ChainGradients:
         square = sum(float(wanted @ wanted) for _, _, wanted in known)
         factor = sum(float(found @ wanted) for _, found, wanted in known) / square if square else 0.0
         near = all(
-            norm(found - factor * wanted) <= 4 * max(abs(factor), SMALL) * self.rounding(name)
+            norm(found - factor * wanted) <= 4 * max(abs(factor), ZERO_GRADIENT_OF_STAGE) * self.rounding(name)
             for name, found, wanted in known
         )
         return factor if near and factor else None
@@ -106,7 +109,7 @@ class ChainGradients:
         factors = {name: self.factor(rank, [name]) for name in names}
         known = sorted(factor for factor in factors.values() if factor is not None)
         common = known[len(known) // 2] if known else None
-        near = 4 * max(NEAR, self.close)
+        near = 4 * max(TOLD_APART, self.close)
         wrong = [
             name
             for name, factor in factors.items()
@@ -120,12 +123,12 @@ class ChainGradients:
 
     def _cause(self, rank: int, stage: int, wrong: Sequence[str], names: Sequence[str]) -> Message:
         """Returns why some gradients of a stage are no multiple of the whole model's."""
-        chain, own = self.chain, self.of_replica(self.replica_of(rank))
+        chain, replica_gradients = self.chain, self.of_replica(self.replica_of(rank))
         counts = {"wrong": len(wrong), "parameters": len(names), "stage": stage}
         tied = next((group for group in chain.ties if wrong[0] in group), None)
         if tied and set(wrong) <= set(tied) and self._is_one_copy(rank, wrong[0]):
             return message("tied_copies_not_summed", names=tied)
-        if len(chain.replicas) > 1 and self.factor(rank, wrong, own) is not None:
+        if len(chain.replicas) > 1 and self.factor(rank, wrong, replica_gradients) is not None:
             return message("stage_not_reduced_over_replicas", replicas=len(chain.replicas), **counts)
         if self._holds_earlier(rank, wrong):
             return message("gradients_never_cleared")
@@ -141,14 +144,13 @@ class ChainGradients:
         return message("stage_gradient_unexplained", distance=off, parameter=wrong[0], **counts)
 
     def _is_one_copy(self, rank: int, name: str) -> bool:
-        """Whether a tied weight's gradient is that of this copy alone."""
+        """Returns whether a tied weight's gradient is that of this copy alone."""
         parts = [column[name] for column in self.columns if name in column]
         found = self.before[rank].get(name)
         if found is None or not parts:
             return False
-        own = np.sum(parts, axis=0)
-        factor = float(found @ own) / float(own @ own)
-        return bool(norm(found - factor * own) <= max(NEAR, self.close) * norm(found))
+        summed = np.sum(parts, axis=0)
+        return multiple_of(found, summed).left <= max(TOLD_APART, self.close) * norm(found)
 
     def _holds_earlier(self, rank: int, names: Sequence[str]) -> bool:
         if not self.earlier:
@@ -157,14 +159,14 @@ class ChainGradients:
             found, wanted, before = self.before[rank].get(name), self.wanted(name), self.earlier[rank].get(name)
             if found is None or wanted is None or before is None:
                 return False
-            # A schedule divides what it finds, too.
-            left = min(norm(found - wanted - before / by) for by in (1, self.chain.micro_batches))
+            # A schedule also divides the gradients that are there when it begins.
+            left = min(norm(found - wanted - before / divisor) for divisor in (1, self.chain.micro_batches))
             if left > 10 * self.close * norm(found):
                 return False
         return True
 
     def _divides_again(self, rank: int, names: Sequence[str]) -> bool:
-        """Whether each call of the schedule has divided what those before it had left by its micro-batches."""
+        """Returns whether each call of the schedule has divided what those before it had left by its micro-batches."""
         calls, left = divmod(self.chain.micro_batches, self.per_call)
         found = [self.before[rank].get(name) for name in names]
         if calls < 2 or left or self.per_call < 2 or any(array is None for array in found):
@@ -173,29 +175,35 @@ class ChainGradients:
         replicas, weights = range(len(self.chain.replicas)), [float(self.per_call) ** n for n in range(calls)]
         expected = np.zeros_like(target)
         for number, weight in enumerate(weights):
-            at = slice(number * self.per_call, (number + 1) * self.per_call)
-            columns = [column for replica in replicas for column in self.of_replica(replica)[at]]
+            call_slice = slice(number * self.per_call, (number + 1) * self.per_call)
+            columns = [column for replica in replicas for column in self.of_replica(replica)[call_slice]]
             parts = [self.wanted(name, columns) for name in names]
             if any(part is None for part in parts):
                 return False
             expected += weight * np.concatenate([part for part in parts if part is not None])
-        factor = float(target @ expected) / float(expected @ expected) if expected.any() else 0.0
-        return bool(factor and norm(target - factor * expected) <= max(NEAR, 4 * self.close) * norm(target))
+        factor, left_over = multiple_of(target, expected)
+        return bool(factor) and left_over <= max(TOLD_APART, 4 * self.close) * norm(target)
 
     def _adds_stages(self, rank: int, names: Sequence[str]) -> bool:
-        """Whether to a stage's gradients those of other stages' parameters are added, which have the same place."""
+        """Returns whether the gradients of other stages' parameters are added to those of the parameters with the same
+        name in a stage."""
         for name in names:
             local = name.partition(": ")[2]
-            others = [other for stage in self.chain.stages for other in stage if other.partition(": ")[2] == local]
-            parts = [self.wanted(other) for other in others if other != name]
+            other_names = [
+                other_name
+                for stage in self.chain.stages
+                for other_name in stage
+                if other_name.partition(": ")[2] == local
+            ]
+            parts = [self.wanted(other_name) for other_name in other_names if other_name != name]
             found, wanted = self.before[rank].get(name), self.wanted(name)
             same = [part for part in parts if part is not None and wanted is not None and part.shape == wanted.shape]
             if found is None or wanted is None or not same:
                 return False
-            columns = np.stack([wanted, *same], axis=1)
-            weights, *_ = np.linalg.lstsq(columns, found, rcond=None)
-            rest = norm(found - columns @ weights)
-            if len(found) <= len(weights) or rest > 10 * max(NEAR, self.close) * norm(found) or min(abs(weights)) < 0.1:
+            fitted = fit(found, [wanted, *same], least=1)
+            if fitted is None or fitted.left > 10 * max(TOLD_APART, self.close) * norm(found):
+                return False
+            if min(abs(fitted.weights)) < 0.1:
                 return False
         return True
 
@@ -207,12 +215,10 @@ class ChainGradients:
         ):
             return []
         target = np.concatenate([array for array in found if array is not None])
-        columns = (
-            np.stack([np.concatenate([column[name] for name in names]) for column in self.columns], axis=1) * self.share
-        )
-        if len(target) <= columns.shape[1]:
+        columns = [np.concatenate([column[name] for name in names]) * self.share for column in self.columns]
+        fitted = fit(target, columns, least=1)
+        if fitted is None or fitted.left > 10 * max(TOLD_APART, self.close) * norm(target):
             return []
-        weights, *_ = np.linalg.lstsq(columns, target, rcond=None)
-        count = self.chain.micro_batches
-        left = [number for number in range(count) if (abs(weights[number::count]) < 1e-2 * max(abs(weights))).all()]
-        return left if norm(target - columns @ weights) <= 10 * max(NEAR, self.close) * norm(target) else []
+        weights, count = fitted.weights, self.chain.micro_batches
+        is_left = [(abs(weights[number::count]) < WEIGHTS_OF_MEAN * max(abs(weights))).all() for number in range(count)]
+        return [number for number in range(count) if is_left[number]]

@@ -1,4 +1,4 @@
-"""The places that two sides of a script have otherwise, and which of them a difference is likely to come from."""
+"""Finds the lines that differ between two sides of a script, the likeliest cause of a difference first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from samestep.records.findings import Finding, Question
 
 AROUND = 1  # lines that are shown before and after
 FAR = 100_000  # lines: of another file
-ALIKE = 0.5  # share of lines by which a file that was moved is known
+ALIKE = 0.5  # share of lines in common, from which on a file is taken for one that was moved
 LONGEST = 40  # lines of a hunk that are shown
-# Words of the lines that decide what a question is about.
+# Words by which a line is about a question.
 WORDS: Mapping[Question, str] = {
     "steps": r"step|accum|break|continue",
     "initial weights": r"seed|init|std|normal_|uniform_|zeros|ones|bias|gain|load|require|freeze|Linear|Conv|Embedding",
@@ -52,16 +52,16 @@ def changed_lines(
     finding's lines, with the files' names as they are here.
     """
     ranked = []
-    for name, other in _pairs(before, after):
-        lines = before.get(name, "").splitlines(), after.get(other, "").splitlines()
+    for name, name_after in _pairs(before, after):
+        lines = before.get(name, "").splitlines(), after.get(name_after, "").splitlines()
         matcher = difflib.SequenceMatcher(None, lines[0], lines[1], autojunk=False)
         for group in matcher.get_grouped_opcodes(AROUND):
             hunk = _hunk(group, lines[0], lines[1])
             _, start, _, other_start, _ = next(step for step in group if step[0] != "equal")
-            place = ChangedLines(name, other, (other_start if other else start) + 1, hunk)
+            place = ChangedLines(name, name_after, (other_start if name_after else start) + 1, hunk)
             spans = (group[0][1] + 1, group[-1][2]), (group[0][3] + 1, group[-1][4])
-            distance = min(_distance(name, spans[0], expected_sites), _distance(other, spans[1], sites))
-            ranked.append(((*_rank(hunk, finding, after.get(other, "")), distance), place))
+            distance = min(_distance(name, spans[0], expected_sites), _distance(name_after, spans[1], sites))
+            ranked.append(((*_rank(hunk, finding, after.get(name_after, "")), distance), place))
     return [place for _, place in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -72,8 +72,8 @@ def _pairs(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[st
     pairs = [(name, name) for name in before if name in after]
     for name in gone:
         lines = {*before[name].splitlines()}
-        shares = {other: len(lines & {*after[other].splitlines()}) / max(len(lines), 1) for other in new}
-        best = max(shares, key=lambda other: shares[other], default="")
+        shares = {new_name: len(lines & {*after[new_name].splitlines()}) / max(len(lines), 1) for new_name in new}
+        best = max(shares, key=lambda new_name: shares[new_name], default="")
         if best and shares[best] >= ALIKE:
             new.remove(best)
             pairs.append((name, best))
@@ -93,8 +93,8 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], before: Sequence[str]
 
 
 def _rank(hunk: str, finding: Finding | None, after: str) -> tuple[bool, bool, bool]:
-    """Whether a hunk holds comments, imports and other names alone; whether it says nothing that a finding is about;
-    and whether strings alone are others, as the name of a file.
+    """Returns whether a hunk holds comments, imports and other names alone; whether it says nothing that a finding is
+    about; and whether strings alone are others, as the name of a file.
 
     after: the file's text after the change.
     """
@@ -109,7 +109,7 @@ def _rank(hunk: str, finding: Finding | None, after: str) -> tuple[bool, bool, b
 
 
 def _renames(removed: Sequence[str], added: Sequence[str], after: str) -> bool:
-    """Whether lines differ by names alone that the script itself gives, as of a variable or an attribute."""
+    """Returns whether lines differ by names alone that the script itself gives, as of a variable or an attribute."""
     before, now = (TOKEN.findall("\n".join(lines)) for lines in (removed, added))
     apart = {(old, new) for old, new in zip(before, now) if old != new}
     if len(before) != len(now) or not apart:

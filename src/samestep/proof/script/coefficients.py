@@ -1,18 +1,19 @@
-"""Whether a factor of the losses that looks like a number of ranks or micro-batches is a coefficient of the loss's own:
-it is written down as a number, or one process has it, too."""
+"""Judges whether a factor of the losses that looks like a number of ranks or micro-batches is a coefficient of the
+loss: the script has it as a number, or one process has it, too."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from samestep.bounds import TOLD_APART
 from samestep.message import message
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.sites import BACKWARD, FORWARD, Sources, context_of
+from samestep.proof.script.places import BACKWARD, FORWARD, Sources
+from samestep.proof.script.sites import context_of
 from samestep.records.findings import Answer, Finding
 from samestep.records.script import LossRecord, ScriptRecord
 
-NEAR = 1e-3
 OF_RANKS = ("loss_multiplied_by_ranks", "loss_divided_by_ranks")
 OF_MICRO_BATCHES = ("loss_not_divided_by_accumulation", "losses_divided_by_accumulation_twice")
 
@@ -29,7 +30,7 @@ def without_coefficients(findings: Sequence[Finding], ranks: Ranks, sources: Sou
 
 
 def one_process_decides(findings: Sequence[Finding]) -> bool:
-    """Whether all that differs is a factor that one process may have, too: then a replay tells."""
+    """Returns whether all that differs is a factor that one process may have, too: then a replay tells."""
     return all(finding.message.id in OF_RANKS for finding in findings if finding.answer == "differs")
 
 
@@ -53,11 +54,11 @@ def multiplied_sum(ranks: Ranks, one_process: ScriptRecord) -> Finding | None:
 
 def _is_multiplied(term: LossRecord, size: float) -> bool:
     together = abs(term.weight) * term.count
-    return term.reduction == "sum" and _has(term, size) and math.isclose(together, size, rel_tol=NEAR)
+    return term.reduction == "sum" and _has(term, size) and math.isclose(together, size, rel_tol=TOLD_APART)
 
 
 def _has(term: LossRecord, factor: float) -> bool:
-    return any(math.isclose(abs(known), factor, rel_tol=NEAR) for known in term.factors)
+    return any(math.isclose(abs(known), factor, rel_tol=TOLD_APART) for known in term.factors)
 
 
 def _as_coefficient(finding: Finding) -> Finding:
@@ -66,13 +67,13 @@ def _as_coefficient(finding: Finding) -> Finding:
 
 
 def _is_written(finding: Finding, ranks: Ranks, sources: Sources) -> bool:
-    """Whether the factor of the losses, or its inverse, stands as a number in what makes the loss."""
+    """Returns whether the factor of the losses, or its inverse, stands as a number in what makes the loss."""
     found = finding.divergence.found if finding.divergence else None
     if not isinstance(found, float) or found <= 0:
         return False
     context = context_of(finding, ranks, sources)
     return any(
-        math.isclose(number, wanted, rel_tol=NEAR)
+        math.isclose(number, wanted, rel_tol=TOLD_APART)
         for site in [*BACKWARD(context), *FORWARD(context)]
         if site.file in sources
         for number in sources[site.file].coefficients(site.line)

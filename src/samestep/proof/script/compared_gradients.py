@@ -1,4 +1,5 @@
-"""Whether two recordings took the same gradients, and what of a step tells why not: its micro-batches, its loss."""
+"""Judges whether two recordings took the same gradients; where not, from which part of the step: its micro-batches or
+its loss."""
 
 from __future__ import annotations
 
@@ -6,19 +7,27 @@ import math
 
 import numpy as np
 
+from samestep.bounds import (
+    FIRST_LOSS_APART,
+    FIRST_STEP_APART,
+    LATER_STEPS_APART,
+    LOSS_APART_OF_PIECES,
+    LOSS_LEAST_OF_PAIR,
+    OF_ITS_OWN_NORM,
+    PART_OF_WHOLE,
+    ROUNDING_GROWN,
+    ROUNDING_GROWS,
+)
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.fit import norm
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import FIRST, GROWS, LATER, coarser_of
-from samestep.proof.script.step_gradients import norm, norm_of_all
+from samestep.proof.script.replay import coarser_of
+from samestep.proof.script.step_gradients import norm_of_all
 from samestep.records.findings import Finding
 from samestep.records.script import StepRecord
 
-GROWN = 1e-3  # what rounding may have grown to by the next step
-OF_ITSELF, TINY = 1e-2, 1e-5  # a parameter's gradient against its own norm, where that is no such part of the whole
-SAME_LOSS = 1e-4  # relative
-# From the same weights, where the gradient is another one: a loss that is hardly another one yet tells why.
-FIRST_LOSS = 5e-6
+# Where the gradient differs at the same weights: even a loss that hardly differs tells why.
 
 
 def bound_of(pair: RecordPair, number: int) -> float:
@@ -26,11 +35,11 @@ def bound_of(pair: RecordPair, number: int) -> float:
     are as close as a first one's; later ones as far as the rounding before them may have grown."""
     coarser = coarser_of(pair.first)
     if pair.begins_alike(number) or not number:
-        return FIRST * coarser
+        return FIRST_STEP_APART * coarser
     if pair.since:
-        return LATER * coarser
+        return LATER_STEPS_APART * coarser
     before = max((distance for distance in pair.distances[:number] if distance), default=0.0)
-    return min(LATER, max(GROWN, GROWS * before)) * coarser
+    return min(LATER_STEPS_APART, max(ROUNDING_GROWN, ROUNDING_GROWS * before)) * coarser
 
 
 def gradients(pair: RecordPair) -> list[Finding]:
@@ -62,8 +71,8 @@ def _gradient(pair: RecordPair) -> tuple[int, Finding]:
         at_first = at_first if number else worst
         if off[name] <= bound_of(pair, number) * size:
             coarser, alone = coarser_of(pair.first), [name for name in names if pair.begins_alike(number)]
-            apart = [name for name in alone if off[name] > OF_ITSELF * coarser * norm(first[name])]
-            apart = [name for name in apart if norm(first[name]) > TINY * coarser * size]
+            apart = [name for name in alone if off[name] > OF_ITS_OWN_NORM * coarser * norm(first[name])]
+            apart = [name for name in apart if norm(first[name]) > PART_OF_WHOLE * coarser * size]
             if not apart:
                 continue
             name = apart[0]
@@ -82,7 +91,7 @@ def _gradient(pair: RecordPair) -> tuple[int, Finding]:
 
 
 def _only_clipped(pair: RecordPair, number: int) -> bool:
-    """Whether the gradients of a step were the same before they were clipped."""
+    """Returns whether the gradients of a step were the same before they were clipped."""
     first, second = pair.unclipped(number)
     steps = pair.steps_of_rank_0(number)
     names = shared_arrays(first, second)
@@ -151,27 +160,27 @@ def _loss(pair: RecordPair, number: int, differ: bool) -> list[Finding]:
     losses = [(loss_of(pair.first, index), loss_of(pair.second, index)) for index in range(last)]
     if any(None in pair_of_losses for pair_of_losses in losses):
         return [*said, Finding("loss", "unknown", message("loss_values_not_recorded"))]
-    others = [
+    steps = [
         index
         for index, (first, second) in enumerate(losses)
         if first is not None
         and second is not None
-        and not math.isclose(first, second, rel_tol=_loss_bound(pair, index, differ), abs_tol=1e-9)
+        and not math.isclose(first, second, rel_tol=_loss_bound(pair, index, differ), abs_tol=LOSS_LEAST_OF_PAIR)
     ]
-    if not others:
+    if not steps:
         return [*said, Finding("loss", "right", message("losses_are_the_same", steps=last))]
     if not differ:
         return [*said, Finding("loss", "right", message("other_losses_same_gradient"))]
-    first_loss, second_loss = losses[others[0]]
-    cause = message("same_rows_other_loss") if pair.begins_alike(others[0]) else message("later_loss_differs")
-    if pair.normalises_by_rank and not others[0]:
+    first_loss, second_loss = losses[steps[0]]
+    cause = message("same_rows_other_loss") if pair.begins_alike(steps[0]) else message("later_loss_differs")
+    if pair.normalises_by_rank and not steps[0]:
         cause = message("rows_normalised_by_rank")
-    return [*said, differs("loss", "loss", cause, step=others[0], expected=first_loss, found=second_loss)]
+    return [*said, differs("loss", "loss", cause, step=steps[0], expected=first_loss, found=second_loss)]
 
 
 def _loss_bound(pair: RecordPair, number: int, differ: bool) -> float:
     """Returns how far the losses of a step may be apart, relative. differ: whether a gradient differs."""
-    return (FIRST_LOSS if differ and pair.begins_alike(number) else SAME_LOSS) * coarser_of(pair.first)
+    return (FIRST_LOSS_APART if differ and pair.begins_alike(number) else LOSS_APART_OF_PIECES) * coarser_of(pair.first)
 
 
 def loss_of(ranks: Ranks, number: int) -> float | None:

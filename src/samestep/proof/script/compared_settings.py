@@ -1,6 +1,8 @@
-"""What two recordings set otherwise: precision, clipping, the optimizer's numbers, schedules, the order of later rows.
+"""Compares the settings of two recordings: precision, clipping, the optimizer's numbers, schedules, the order of later
+rows.
 
-These are told also where the recorded steps do not show them, as a limit of clipping that no gradient has reached.
+Differences are told also where the recorded steps do not show them, as a limit of clipping that no gradient has
+reached.
 """
 
 from __future__ import annotations
@@ -9,24 +11,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samestep.bounds import SETTING_APART
 from samestep.message import message
+from samestep.proof.resumed_step import same_rates
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.record_pair import RecordPair
-from samestep.proof.script.replay import same_rates
 from samestep.proof.script.rows import indices, trained
 from samestep.records.findings import Finding
 from samestep.records.script import PassRecord, ScriptRecord, StepRecord
 
-NEAR = 1e-6
 SHOWN = 4  # indices
 RATE = "lr"
 Settings = Mapping[str, Mapping[str, Any]]  # parameter -> name -> value
-BY_FUNCTION = ("LambdaLR", "MultiplicativeLR")  # what they do is in a function of the user's
-KEEPS_NOT_ALL = ("OneCycleLR",)  # its final rate is known to its functions alone
+BY_FUNCTION = ("LambdaLR", "MultiplicativeLR")  # schedules that call a function of the user's
+KEEPS_NOT_ALL = ("OneCycleLR",)  # only its functions know its final rate
 
 
 def precision(pair: RecordPair) -> list[Finding]:
-    """Whether the steps compute in the same dtypes."""
+    """Judges whether the steps compute in the same dtypes."""
     for number in range(pair.steps):
         first, second = ({*step.dtypes, *step.computed} for step in pair.steps_of_rank_0(number))
         if first != second:
@@ -39,7 +41,7 @@ def precision(pair: RecordPair) -> list[Finding]:
 
 
 def clipping(pair: RecordPair) -> list[Finding]:
-    """Whether the steps clip to the same limits, where both clip by torch's functions."""
+    """Judges whether the steps clip to the same limits, where both clip by torch's functions."""
     clips = False
     for number in range(pair.steps):
         first, second = (_limits(step) for step in pair.steps_of_rank_0(number))
@@ -115,12 +117,13 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(_same, first, second))
     if isinstance(first, int | float) and isinstance(second, int | float):
-        return math.isclose(first, second, rel_tol=NEAR)
+        return math.isclose(first, second, rel_tol=SETTING_APART)
     return bool(first == second)
 
 
 def schedules(pair: RecordPair) -> list[Finding]:
-    """Whether schedules of the same classes were made with the same numbers: they act after the recorded steps, too."""
+    """Judges whether schedules of the same classes were made with the same numbers: they act after the recorded steps,
+    too."""
     first, second = pair.first[0].schedules, pair.second[0].schedules
     if not first or [schedule.kind for schedule in first] != [schedule.kind for schedule in second]:
         return []
@@ -142,14 +145,15 @@ def schedules(pair: RecordPair) -> list[Finding]:
 
 
 def _same_in_groups(first: Any, second: Any) -> bool:
-    """Whether numbers are the same; a list may have one for each group, of which there may be more."""
+    """Returns whether numbers are the same; a list may have one for each group, of which there may be more."""
     if isinstance(first, list) and isinstance(second, list) and len(first) != len(second):
         return _same(sorted({*map(str, first)}), sorted({*map(str, second)}))
     return _same(first, second)
 
 
 def order(pair: RecordPair) -> list[Finding]:
-    """Whether what the epoch would have read after the recorded steps is the same, and whether set_epoch is called."""
+    """Judges whether what the epoch would have read after the recorded steps is the same, and whether set_epoch is
+    called."""
     first, second = (_first_pass(ranks) for ranks in (pair.first, pair.second))
     if first is None or second is None:
         return []
@@ -164,7 +168,7 @@ def order(pair: RecordPair) -> list[Finding]:
     wanted, read = indices(first), indices(second)
     if not same_data or wanted is None or read is None or wanted == read:
         return []
-    # Rows that are shared out otherwise from the start are judged by their content, of all ranks together.
+    # Rows that are shared out in another way from the start are judged by their contents on all ranks.
     done = min(_rows_read(first), _rows_read(second))
     if not done or wanted[:done] != read[:done]:
         return []

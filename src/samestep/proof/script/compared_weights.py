@@ -1,4 +1,5 @@
-"""Whether two recordings moved their weights alike, and what follows them: moving averages, BatchNorm's statistics."""
+"""Judges whether two recordings moved their weights alike, and the tensors that follow: moving averages, BatchNorm's
+statistics."""
 
 from __future__ import annotations
 
@@ -6,19 +7,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from samestep.bounds import FIRST_STEP_APART, LAST_BIT, MADE_LARGE_BY_ADAM, WEIGHTS_APART
 from samestep.errors import TrainingFailed
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, differs, digest
+from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.frozen_weights import copies_that_stay
 from samestep.proof.script.matching import matched
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import FIRST, WEIGHTS, coarser_of
-from samestep.proof.script.step_gradients import Array, norm, norm_of_all
+from samestep.proof.script.replay import coarser_of
+from samestep.proof.script.step_gradients import norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.script import END, START, STATISTICS, UntrainedRecord
 
-LAST_BIT = 3e-7  # of a weight in float32: what one step's rounding may be
-NO_GRADIENT = 1e-5  # of a step's largest element: what is below is rounding, which Adam makes as large as any other
 QUESTION: Question = "weights"
 
 
@@ -47,12 +48,12 @@ def _of_each_step(pair: RecordPair) -> Finding:
         if not names or len(names) < max(len(first), len(second)):
             return Finding(QUESTION, "unknown", message("no_common_weight_moves"))
         _add_gradients(largest, pair, number)
-        # What the gradient has never moved is moved by rounding alone.
+        # Rounding alone moves an element that no gradient has moved.
         moves = {name: _moved_by_gradients(name, first[name], largest) for name in names}
         moved = {name: (first[name] - start[name])[moves[name]] for name in names}
         off = {name: (first[name] - second[name])[moves[name]] for name in names}
         same_so_far = pair.begins_alike(number) and pair.distances[number] == 0
-        share = FIRST if same_so_far else WEIGHTS
+        share = FIRST_STEP_APART if same_so_far else WEIGHTS_APART
         bound = coarser * (share * norm_of_all(moved, names) + LAST_BIT * norm_of_all(first, names))
         if norm_of_all(off, names) > bound:
             name = max(names, key=lambda parameter: norm(off[parameter]))
@@ -76,7 +77,7 @@ def _add_gradients(largest: dict[str, Array], pair: RecordPair, number: int) -> 
 def _moved_by_gradients(name: str, weight: Array, largest: Mapping[str, Array]) -> np.ndarray:
     if name not in largest or largest[name].shape != weight.shape:
         return np.ones(weight.shape, dtype=bool)
-    return np.asarray(largest[name] > NO_GRADIENT)
+    return np.asarray(largest[name] > MADE_LARGE_BY_ADAM)
 
 
 def _at_the_end(pair: RecordPair) -> Finding:
@@ -93,7 +94,7 @@ def _at_the_end(pair: RecordPair) -> Finding:
     if not names or not moved:
         return Finding(QUESTION, "unknown", message("no_common_weight_moves"))
     off = {name: first[name].astype(float) - second[name] for name in names}
-    distance, bound = norm_of_all(off, names) / moved, WEIGHTS * coarser_of(pair.first)
+    distance, bound = norm_of_all(off, names) / moved, WEIGHTS_APART * coarser_of(pair.first)
     if not distance <= bound:
         return differs(
             QUESTION,
@@ -119,7 +120,7 @@ def averages(pair: RecordPair) -> list[Finding]:
     for number in range(pair.steps):
         changed = [step.changed for step in pair.steps_of_rank_0(number)]
         values = pair.averages(number)
-        apart = [name for name, other in names.items() if changed[0].get(name) != changed[1].get(other)]
+        apart = [name for name, second_name in names.items() if changed[0].get(name) != changed[1].get(second_name)]
         close |= bool(apart)
         apart = [name for name in apart if not _is_close(name, names[name], values, before)]
         before |= values[0]
@@ -138,8 +139,8 @@ def averages(pair: RecordPair) -> list[Finding]:
 
 
 def is_seen_by_losses(finding: Finding, pair: RecordPair) -> bool:
-    """Whether what differs is of a network that a forward pass of its step has used after it was changed, as a teacher
-    that is updated after each step: its step's loss is another one for that."""
+    """Returns whether what differs is of a network that a forward pass of its step has used after it was changed, as a
+    teacher that is updated after each step: its step's loss is another one for that."""
     divergence = finding.divergence
     if finding.question != "frozen weights" or divergence is None or divergence.step is None or not divergence.tensor:
         return False
@@ -148,25 +149,27 @@ def is_seen_by_losses(finding: Finding, pair: RecordPair) -> bool:
 
 
 def _is_close(
-    name: str, other: str, values: tuple[Mapping[str, Array], Mapping[str, Array]], before: Mapping[str, Array]
+    name: str, second_name: str, values: tuple[Mapping[str, Array], Mapping[str, Array]], before: Mapping[str, Array]
 ) -> bool:
-    """Whether what has other bits is within rounding, and within a hundredth of its movement since it last changed."""
-    first, second, last = values[0].get(name), values[1].get(other), before.get(name)
+    """Returns whether what has other bits is within rounding, and within a hundredth of its movement since it last
+    changed."""
+    first, second, last = values[0].get(name), values[1].get(second_name), before.get(name)
     if first is None or second is None or last is None or first.shape != second.shape:
         return False
-    return norm(first - second) <= WEIGHTS * norm(first - last) + LAST_BIT * norm(first)
+    return norm(first - second) <= WEIGHTS_APART * norm(first - last) + LAST_BIT * norm(first)
 
 
 def _matched_untrained(pair: RecordPair) -> dict[str, str]:
-    """Returns the name in the first recording -> in the second, of what no optimizer moves: of what has the same first
-    values, or the same name. Those that begin alike are told apart by what they become."""
+    """Matches the tensors that no optimizer moves, by their first values or their names. Returns the name in the
+    first recording -> the name in the second. Tensors that begin with the same values are told apart by their later
+    values."""
     first, second = (ranks[0].untrained for ranks in (pair.first, pair.second))
     starts = ({name: record.start for name, record in untrained.items()} for untrained in (first, second))
     names = matched(next(starts), next(starts), _histories(pair.first, first), _histories(pair.second, second))
     return {
-        name: other
-        for other, name in names.items()
-        if name in first and (name == other or first[name].start == second[other].start)
+        name: second_name
+        for second_name, name in names.items()
+        if name in first and (name == second_name or first[name].start == second[second_name].start)
     }
 
 
@@ -187,12 +190,13 @@ def buffers(pair: RecordPair) -> list[Finding]:
     if not pair.same_bits:
         return [Finding(question, "unknown", message("statistics_not_compared"))]
     pairs: Sequence[tuple[str, int, int]] = [
-        (name, value, second.get(name, other)) for (name, value), other in zip(first.items(), second.values())
+        (name, value, second.get(name, second_value))
+        for (name, value), second_value in zip(first.items(), second.values())
     ]
-    name, value, other = next((entry for entry in pairs if entry[1] != entry[2]), pairs[0])
+    name, value, second_value = next((entry for entry in pairs if entry[1] != entry[2]), pairs[0])
     cause = message("same_rows_other_statistics")
     what = "buffer after the step"
-    return [differs(question, what, cause, step=0, tensor=name, expected=digest(value), found=digest(other))]
+    return [differs(question, what, cause, step=0, tensor=name, expected=digest(value), found=digest(second_value))]
 
 
 def _statistics(ranks: Ranks) -> dict[str, int]:

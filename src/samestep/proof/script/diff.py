@@ -1,4 +1,5 @@
-"""Whether two recordings took the same steps: before and after a change, with other versions, or after a resume."""
+"""Judges whether two recordings took the same steps: before and after a change, with other versions, or after a
+resume."""
 
 from __future__ import annotations
 
@@ -8,21 +9,22 @@ from dataclasses import replace
 
 import numpy as np
 
+from samestep.bounds import ADDED_UP_APART, FIRST_STEP_APART
 from samestep.message import Message, message
+from samestep.proof.resumed_step import same_rates, why_other_rates, why_other_rows
 from samestep.proof.script.compared_gradients import gradients
 from samestep.proof.script.compared_settings import clipping, order, precision, schedules, settings
 from samestep.proof.script.compared_weights import averages, buffers, is_seen_by_losses, weights
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
+from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.matching import FROZEN, is_frozen
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import FIRST, coarser_of, same_rates
+from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.rows import trained
-from samestep.proof.script.step_gradients import Array, norm
 from samestep.records.findings import Answer, Finding, Question
 from samestep.records.script import ScriptRecord
 
 ROWS = ("rows", "order")
-ADDED_UP = 1e-6  # relative: sums of parts, and of the whole
 BY_DRAWS = ("loss", "gradient", "clipping", "weights", "frozen weights")  # what dropout's masks change
 NEEDED = ("gradient", "rows", "rate")  # without these answers nothing is the same
 
@@ -116,10 +118,12 @@ def _start(pair: RecordPair) -> Finding:
         return _sharded_start(pair)
     if not first.start or not second.start:
         return Finding(question, "unknown", message("records_without_whole_weights"))
-    if apart := [(name, other) for other, name in pair.names.items() if is_frozen(name) != is_frozen(other)]:
-        name, other = apart[0]
+    if apart := [
+        (name, second_name) for second_name, name in pair.names.items() if is_frozen(name) != is_frozen(second_name)
+    ]:
+        name, second_name = apart[0]
         cause = message("trained_in_one_alone", parameters=len(apart))
-        states = [message("is_frozen" if is_frozen(parameter) else "is_trained") for parameter in (name, other)]
+        states = [message("is_frozen" if is_frozen(parameter) else "is_trained") for parameter in (name, second_name)]
         tensor = name.removesuffix(FROZEN)
         return differs(question, "parameters", cause, tensor=tensor, expected=states[0], found=states[1])
     if names := sorted(first.start.keys() ^ second.start.keys()):
@@ -135,9 +139,9 @@ def _start(pair: RecordPair) -> Finding:
         name = different[0]
         expected, found = digest(wanted[name]), digest(second.start[name])
         return differs(question, "initial weights", cause, tensor=name, expected=expected, found=found)
-    parameters, others = len(first.start), sum(name != other for name, other in pair.names.items())
-    if others:
-        return Finding(question, "right", message("starts_the_same_renamed", parameters=parameters, renamed=others))
+    parameters, renamed = len(first.start), sum(name != second_name for name, second_name in pair.names.items())
+    if renamed:
+        return Finding(question, "right", message("starts_the_same_renamed", parameters=parameters, renamed=renamed))
     said = message("second_starts_the_same", parameters=parameters, since=pair.resumed_since)
     return Finding(question, "right", said)
 
@@ -161,8 +165,8 @@ def _sharded_start(pair: RecordPair) -> Finding:
 
 
 def _is_apart(first: Array, second: Array) -> bool:
-    """Whether sums of weights differ by more than the order in which they were added up."""
-    return norm(first - second) > ADDED_UP * norm(first)
+    """Returns whether sums of weights differ by more than the order in which they were added up."""
+    return norm(first - second) > ADDED_UP_APART * norm(first)
 
 
 def _weights_before(rank: ScriptRecord, step: int) -> Mapping[str, int]:
@@ -191,7 +195,7 @@ def _counted(rows: Sequence[Sequence[str]]) -> Counter[str]:
 
 
 def _rows(pair: RecordPair) -> Finding:
-    """Whether all ranks together train with the same rows at each step."""
+    """Judges whether all ranks together train with the same rows at each step."""
     moved = False
     if _held_otherwise(pair):
         return Finding("rows", "right", message("rows_held_otherwise"))
@@ -238,32 +242,20 @@ def _why_by_ranks(pair: RecordPair, rows: int, rows_of_second: int) -> Message:
 
 
 def _held_otherwise(pair: RecordPair) -> bool:
-    """Whether no row of the first step has the same bits in both, and still gives the same gradient: as of another
-    dtype, or scaled in another place. Then the rows of each step are judged by the gradients alone."""
+    """Returns whether no row of the first step has the same bits in both, and still gives the same gradient: as of
+    another dtype, or scaled in another place. Then the rows of each step are judged by the gradients alone."""
     first, second = (_counted(_rows_of_step(ranks, 0)) for ranks in (pair.first, pair.second))
     distance = pair.distances[0]
     if pair.since or not first or not second or first & second or distance is None:
         return False
-    return distance <= FIRST * coarser_of(pair.first)
+    return distance <= FIRST_STEP_APART * coarser_of(pair.first)
 
 
 def _why_other_rows(first: Ranks, step: int, read: Sequence[Sequence[str]]) -> Message:
     """Returns why a resumed run reads other rows than the uninterrupted run in its step. read: of each rank."""
     wanted, steps = _counted(read), common_steps(first)
-    same = [number for number in steps if _counted(_rows_of_step(first, number)) == wanted]
-    if not wanted or not same:
-        return message("epochs_order_not_restored")
-    if step - 1 in same:
-        return message("batch_trained_again", step=step - 1)
-    if step + 1 in same:
-        return message("batch_read_too_early", step=step + 1)
-    epochs = [_epoch(first[0], number) for number in steps]
-    epoch, found = epochs[step], epochs[same[0]]
-    if epoch is not None and epochs.index(epoch) in same:
-        return message("epoch_begins_anew", epoch=epoch)
-    if found is not None and epoch is not None and found != epoch:
-        return message("order_of_another_epoch", step=same[0], found=found, expected=epoch)
-    return message("place_in_the_data_not_restored", step=same[0])
+    same = [number for number in steps if wanted and _counted(_rows_of_step(first, number)) == wanted]
+    return why_other_rows(step, same, {number: _epoch(first[0], number) for number in steps})
 
 
 def _epoch(rank: ScriptRecord, step: int) -> int | None:
@@ -278,21 +270,9 @@ def _resumed_rates(pair: RecordPair) -> Finding:
         step = pair.since + number
         first, second = (record.rates for record in pair.steps_of_rank_0(number))
         if not same_rates(first, second):
-            cause = _why_other_rates(pair.first[0], step, second)
+            cause = why_other_rates(step, second, [record.rates for record in pair.first[0].steps])
             return differs("rate", "learning rate", cause, step=step, rank=0, expected=first, found=second)
     return Finding("rate", "right", message("rates_are_the_same_in_both"))
-
-
-def _why_other_rates(first: ScriptRecord, step: int, resumed_rates: Sequence[float]) -> Message:
-    """Returns why a resumed run has other rates than the uninterrupted run in its step."""
-    rates = [record.rates for record in first.steps]
-    if step + 1 < len(rates) and same_rates(rates[step + 1], resumed_rates):
-        return message("schedule_one_step_ahead")
-    if same_rates(rates[step - 1], resumed_rates):
-        return message("schedule_one_step_behind")
-    if same_rates(rates[0], resumed_rates):
-        return message("rate_begins_anew")
-    return message("schedule_not_restored")
 
 
 def _resumed_weights(pair: RecordPair) -> Finding:

@@ -90,12 +90,12 @@ class Draft:
         if first.lineno == block.lineno or block.orelse:
             return
         lines = self.source.lines[first.lineno - 1 : last.end_lineno]
-        by = first.col_offset - block.col_offset
-        text = "".join(f"{line[by:] if line[:by].isspace() else line}\n" for line in lines)
+        indent = first.col_offset - block.col_offset
+        text = "".join(f"{line[indent:] if line[:indent].isspace() else line}\n" for line in lines)
         self._edits.append(Edit(self._starts[block.lineno - 1], self._starts[last.end_lineno or 0], text))
 
     def is_alone(self, statement: ast.stmt) -> bool:
-        """Whether a statement has its lines for itself, and is not the only one of its block."""
+        """Returns whether a statement has its lines for itself, and is not the only one of its block."""
         text = "\n".join(self.source.lines[statement.lineno - 1 : statement.end_lineno])
         return text.strip() == self.code(statement).strip() and len(self.source.block(statement)) > 1
 
@@ -105,21 +105,26 @@ class Draft:
         factors = [node for node in parts if isinstance(node, ast.BinOp) and self._other_factor(node) is not None]
         if len(factors) != 1:
             return False
-        other = self._other_factor(factors[0])
-        assert other is not None
+        remaining = self._other_factor(factors[0])
+        assert remaining is not None
         if (
             isinstance(statement, ast.Assign)
             and statement.value is factors[0]
-            and self.code(statement.targets[0]) == self.code(other)  # what is left would say x = x
+            and self.code(statement.targets[0]) == self.code(remaining)  # the statement that is left would be x = x
         ):
             self.remove(statement)
             return True
         start, end = self._span(factors[0])
         before, after = self._text[start - 2 : start].decode(errors="replace"), self._text[end : end + 1]
         # A name needs no brackets, unless they are those of a call.
-        if isinstance(other, ast.Name) and before[-1:] == "(" and after == b")" and not re.match(r"[\w)\]]", before):
+        if (
+            isinstance(remaining, ast.Name)
+            and before[-1:] == "("
+            and after == b")"
+            and not re.match(r"[\w)\]]", before)
+        ):
             start, end = start - 1, end + 1
-        self._edits.append(Edit(start, end, self.code(other)))
+        self._edits.append(Edit(start, end, self.code(remaining)))
         return True
 
     def _other_factor(self, node: ast.BinOp) -> ast.expr | None:
@@ -138,7 +143,7 @@ class Draft:
 
 
 def is_ranks(node: ast.AST) -> bool:
-    """Whether an expression is the number of ranks: a name, an attribute, or a call that asks for it."""
+    """Returns whether an expression is the number of ranks: a name, an attribute, or a call that asks for it."""
     if isinstance(node, ast.Call):
         return ast.unparse(node.func).rpartition(".")[2] == "get_world_size"
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
@@ -147,18 +152,18 @@ def is_ranks(node: ast.AST) -> bool:
 
 def call_in(statement: ast.AST | None, name: str, line: int = 0) -> ast.Call | None:
     """Returns the call of a function or a method of this name in a statement, where there is exactly one."""
-    calls = [
-        node
-        for node in (ast.walk(statement) if statement else ())
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
-        if not line or node.lineno <= line <= (node.end_lineno or 0)
-    ]
+    calls = []
+    for node in ast.walk(statement) if statement else ():
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != name:
+            continue
+        if not line or node.lineno <= line <= (node.end_lineno or 0):
+            calls.append(node)
     return calls[0] if len(calls) == 1 else None
 
 
 def is_of_gradients(tensor: ast.expr, statement: ast.stmt, source: Source, depth: int = DEPTH) -> bool:
-    """Whether a tensor of a statement is a gradient, or made of gradients by assignments and by loops over them; no
-    number that they are reduced to, as their norm is."""
+    """Returns whether a tensor of a statement is a gradient, or made of gradients by assignments and by loops over
+    them; no number that they are reduced to, as their norm is."""
     nodes = [*ast.walk(tensor)]
     called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
     if called & STATISTICS or depth < 0:

@@ -1,4 +1,4 @@
-"""Whether the ranks together evaluate each row once, and bring their results together."""
+"""Judges whether the ranks together evaluate each row once, and reduce their results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from samestep.records.script import NO_LOADER, EvaluationRecord, PassRecord
 
 QUESTION: Question = "evaluation"
 GATHERS, REDUCES = "gather", "reduce"  # all_gather, gather, all_gather_into_tensor_coalesced, …; all_reduce, …
-OWN_COLLECTIVES = {"horovod"}  # libraries whose collectives torch does not record
+OWN_COLLECTIVES = {"horovod"}  # libraries whose collectives torch's flight recorder does not see
 
 
 def evaluation(ranks: Ranks) -> Finding:
-    """Whether the ranks together evaluate each row once, with the same model: of each evaluation, until one differs."""
+    """Judges whether the ranks together evaluate each row once, with the same model: of each evaluation, until one
+    differs."""
     findings: list[Finding] = []
     if apart := _evaluated_apart(ranks):
         findings.append(_warning(apart))
@@ -28,8 +29,8 @@ def evaluation(ranks: Ranks) -> Finding:
         }
         statistics = _statistics([*records.values()])
         if any(record.number == NO_LOADER for record in records.values()):
-            own = _own_rows_not_reduced([*records.values()], ranks)
-            findings += [finding for finding in (statistics, own) if finding]
+            own_rows = _own_rows_not_reduced([*records.values()], ranks)
+            findings += [finding for finding in (statistics, own_rows) if finding]
             continue
         passes = [ranks[rank].passes[record.number] for rank, record in records.items()]
         finding = _of_evaluation(passes, [*records.values()], len(ranks))
@@ -119,7 +120,7 @@ def _read_to_the_end(passes: Sequence[PassRecord]) -> bool:
 
 
 def _evaluate_the_same_rows(passes: Sequence[PassRecord]) -> bool:
-    """Whether all ranks evaluate the same rows, by their content."""
+    """Returns whether all ranks evaluate the same rows, by their content."""
     contents = _contents(passes)
     return bool(contents[0]) and all(rows == contents[0] for rows in contents)
 
@@ -130,7 +131,8 @@ def _contents(passes: Sequence[PassRecord]) -> list[set[tuple[str, ...]]]:
 
 
 def _is_never_brought_together(passes: Sequence[PassRecord], records: Sequence[EvaluationRecord], ranks: Ranks) -> bool:
-    """Whether each rank evaluates other rows, and no collective follows that would add up or gather their results."""
+    """Returns whether each rank evaluates other rows, and no collective follows that would add up or gather their
+    results."""
     libraries = {name for rank in ranks for name in rank.libraries}
     if len(passes) < len(ranks) or len(ranks) == 1 or OWN_COLLECTIVES & libraries:
         return False
@@ -148,7 +150,7 @@ def _own_rows_not_reduced(records: Sequence[EvaluationRecord], ranks: Ranks) -> 
 
 
 def _are_others(rows: Sequence[set[Any]]) -> bool:
-    """Whether each rank evaluates other rows."""
+    """Returns whether each rank evaluates other rows."""
     return all(rows) and len(set().union(*rows)) > 1.5 * max(map(len, rows))
 
 
@@ -159,7 +161,7 @@ def _follows_no_reduction(records: Sequence[EvaluationRecord], ranks: Ranks) -> 
 
 
 def _only_adds(records: Sequence[EvaluationRecord]) -> bool:
-    """Whether what the ranks found is added up, and no results of single rows are gathered."""
+    """Returns whether what the ranks found is added up, and no results of single rows are gathered."""
     called = [name for record in records for name in record.collectives]
     return any(REDUCES in name for name in called) and not any(GATHERS in name for name in called)
 

@@ -1,6 +1,6 @@
-"""Where in the user's code a check that ended in a failure went wrong: where the ranks were, and what led them there.
+"""Finds the lines of the user's code at which a check has failed: those of the ranks, and those that led there.
 
-Pure functions of what the failing ranks left: their calls, the lines that they were at, and the source.
+Pure functions of the records of the failing ranks: their calls, their lines, and the source.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from samestep.message import AS_SAID, Message
-from samestep.proof.script.sites import (
+from samestep.proof.script.places import (
     BACKWARD,
     FREEZES,
     LONGEST,
@@ -42,7 +42,7 @@ PLACES: Mapping[str, Sequence[Place]] = {
     "parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
     "some_parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),
 }
-# What torch says -> where its cause is.
+# Words of torch's error -> where its cause is.
 TORCH_SAYS: Mapping[str, Sequence[Place]] = {
     "_scale is None": (BACKWARD,),
     "appears not to match sizes of the same param": (

@@ -1,4 +1,4 @@
-"""Where the ranks' first training forward first computes something else than one process's: at which module, or in the
+"""Finds where the first training forward of the ranks first differs from that of one process: in a module, or in the
 loss."""
 
 from __future__ import annotations
@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from samestep.bounds import LOSS_APART_OF_PIECES, LOSS_WEIGHT_APART, MODULE_SUMS_APART, MODULE_SUMS_LEAST
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import SAME_LOSS, losses_of
 from samestep.proof.script.findings import Ranks, module_name
+from samestep.proof.script.losses import losses_of
 from samestep.proof.script.replay import coarser_of
 from samestep.records.findings import Finding
 from samestep.records.script import LossRecord, ScriptRecord
 
-SAME_SUMS = 1e-4  # relative, in float32
-# What a module that computes something else does to the ranks of a replica, or to the gradient against one process.
+# Findings that a module which computes something else may cause, on the ranks of a replica or against one process.
 OF_A_MODULE = ("replica_gradient_apart", "replica_is_no_one_process", "later_gradients_apart")
 
-# What the replay says of a gradient that is not one process's, where it knows no mistake.
+# Findings of the replay about a gradient that is not one process's, where it knows no mistake.
 UNEXPLAINED = ("loss_depends_on_ranks", "mean_of_rank_means_or_a_term")
 
 
@@ -43,14 +43,14 @@ def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Fi
     if cause.id == "loss_of_same_outputs_apart" and any(rank.steps[0].own_statistics for rank in ranks):
         figures = {"found": cause.fields["found"], "expected": cause.fields["expected"]}
         return Finding(finding.question, "unknown", message("loss_normalises_own_rows", **figures))
-    # Another loss of the same outputs is what means of unequally many targets have, too.
+    # Means of unequally many targets give another loss of the same outputs, too.
     if cause.id == "loss_of_same_outputs_apart" and _counts_apart(ranks):
         return finding
     return replace(finding, message=cause, divergence=replace(divergence, cause=cause))
 
 
 def _counts_apart(ranks: Ranks) -> bool:
-    """Whether means on some ranks are over more rows or targets than on others."""
+    """Returns whether means on some ranks are over more rows or targets than on others."""
     terms = [
         [(term.count, len(batch.rows)) for batch in rank.steps[0].micro_batches for term in batch.losses]
         for rank in ranks
@@ -60,9 +60,9 @@ def _counts_apart(ranks: Ranks) -> bool:
 
 def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     """Returns where the ranks together first have something else than one process; None where that is not known."""
-    near = SAME_SUMS * coarser_of(ranks)
-    for module, parts, whole in _calls(ranks, one_process):
-        given, returned = (_are_together(*pair, near) for pair in zip(parts, whole))
+    near = MODULE_SUMS_APART * coarser_of(ranks)
+    for module, parts, whole_sums in _calls(ranks, one_process):
+        given, returned = (_are_together(*pair, near) for pair in zip(parts, whole_sums))
         if given is False:
             return message("module_is_given_otherwise", module=module_name(module))
         if given and returned is False:
@@ -83,7 +83,7 @@ def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
     if len(known) < len(losses):
         return None
     found_loss, expected = sum(known[:-1]) / len(ranks), known[-1]
-    if abs(found_loss - expected) <= SAME_LOSS * coarser_of(ranks) * abs(expected):
+    if abs(found_loss - expected) <= LOSS_APART_OF_PIECES * coarser_of(ranks) * abs(expected):
         return None
     weight = next((term.weight for number, term in enumerate(of_one) if _is_undivided(of_ranks, term, number)), None)
     return message("loss_of_same_outputs_apart", found=found_loss, expected=expected, weight=weight, ranks=len(ranks))
@@ -94,14 +94,14 @@ def _terms(rank: ScriptRecord) -> list[LossRecord]:
 
 
 def _is_undivided(of_ranks: Sequence[Sequence[LossRecord]], term: LossRecord, number: int) -> bool:
-    """Whether a term of the loss adds up more values in one process, those of all ranks, and enters with the same
-    factor on each rank as there. A penalty on the weights adds up as many on each rank."""
+    """Returns whether a term of the loss adds up more values in one process, those of all ranks, and enters with the
+    same factor on each rank as there. A penalty on the weights adds up as many on each rank."""
     weights = {terms[number].weight for terms in of_ranks}
     is_of_rows = term.count > 0 and sum(terms[number].count for terms in of_ranks) == term.count
     return (
         is_of_rows
         and term.reduction == "sum"
-        and all(abs(weight - term.weight) <= 1e-6 * abs(weight) for weight in weights)
+        and all(abs(weight - term.weight) <= LOSS_WEIGHT_APART * abs(weight) for weight in weights)
     )
 
 
@@ -124,16 +124,22 @@ def _losses_of_whole_outputs(ranks: Ranks, one_process: ScriptRecord) -> tuple[f
     """Returns (a rank's loss, one process's), where they differ though each rank has the whole output of the model, as
     one process has it; None where it is otherwise, or not known."""
     outputs = [rank.modules[-1].returned for rank in ranks if rank.modules]
-    whole = one_process.modules[-1].returned if one_process.modules else None
+    whole_output = one_process.modules[-1].returned if one_process.modules else None
     *losses, expected = losses_of([*ranks, one_process], 0)
     known = [loss for loss in losses if loss is not None]
-    if whole is None or not whole.count or len(outputs) < len(ranks) or len(known) < len(ranks) or expected is None:
+    if (
+        whole_output is None
+        or not whole_output.count
+        or len(outputs) < len(ranks)
+        or len(known) < len(ranks)
+        or expected is None
+    ):
         return None
-    pairs = [((output.count, output.sums), (whole.count, whole.sums)) for output in outputs]
+    pairs = [((output.count, output.sums), (whole_output.count, whole_output.sums)) for output in outputs]
     coarser = coarser_of(ranks)
-    is_same = all(_are_together([found], wanted, SAME_SUMS * coarser) for found, wanted in pairs)
-    one_loss = max(known) - min(known) <= SAME_LOSS * coarser * abs(expected)
-    apart = abs(known[0] - expected) > SAME_LOSS * coarser * abs(expected)
+    is_same = all(_are_together([found], wanted, MODULE_SUMS_APART * coarser) for found, wanted in pairs)
+    one_loss = max(known) - min(known) <= LOSS_APART_OF_PIECES * coarser * abs(expected)
+    apart = abs(known[0] - expected) > LOSS_APART_OF_PIECES * coarser * abs(expected)
     return (known[0], expected) if is_same and one_loss and apart else None
 
 
@@ -144,13 +150,13 @@ def first_module_apart(ranks: Ranks, one_process: ScriptRecord) -> str | None:
     A module that returns sums which are still to be added up over the ranks is right where one around it returns what
     one process does, and else the first.
     """
-    partial, near = list[str](), SAME_SUMS * coarser_of(ranks)
-    for module, parts, whole in _calls(ranks, one_process):
-        are_given, are_returned = (_are_together(*pair, near) for pair in zip(parts, whole))
-        if are_returned and whole[1][0]:
+    partial, near = list[str](), MODULE_SUMS_APART * coarser_of(ranks)
+    for module, parts, whole_sums in _calls(ranks, one_process):
+        are_given, are_returned = (_are_together(*pair, near) for pair in zip(parts, whole_sums))
+        if are_returned and whole_sums[1][0]:
             partial = [name for name in partial if not _is_inside(name, module)]
         if are_given and are_returned is False:
-            if not _are_partial(parts[1], whole[1], near):
+            if not _are_partial(parts[1], whole_sums[1], near):
                 return next((name for name in partial if _is_inside(name, module)), module)
             partial.append(module)
     return partial[0] if partial else None
@@ -166,17 +172,17 @@ Sums = tuple[int, list[float]]
 def _calls(
     ranks: Ranks, one_process: ScriptRecord
 ) -> Iterator[tuple[str, tuple[list[Sums], list[Sums]], tuple[Sums, Sums]]]:
-    """Yields (module, what each rank has given it and what it has returned there, the same of one process) of each call
-    that all have made."""
+    """Yields (module, its inputs and outputs on each rank, the same in one process) for each call that all ranks and
+    the one process have made."""
     of_ranks = [_by_call(rank) for rank in ranks]
-    for call, whole in _by_call(one_process).items():
+    for call, whole_sums in _by_call(one_process).items():
         if all(call in of_rank for of_rank in of_ranks):
             given, returned = ([of_rank[call][side] for of_rank in of_ranks] for side in (0, 1))
-            yield call[0], (given, returned), whole
+            yield call[0], (given, returned), whole_sums
 
 
 def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
-    """Returns (module, the number of its call) -> what it was given and what it returned."""
+    """Returns (module, the number of its call) -> its inputs and outputs."""
     calls = dict[tuple[str, int], tuple[Sums, Sums]]()
     for module in rank.modules:
         number = sum(name == module.name for name, _ in calls)
@@ -185,25 +191,25 @@ def _by_call(rank: ScriptRecord) -> dict[tuple[str, int], tuple[Sums, Sums]]:
     return calls
 
 
-def _are_together(parts: Sequence[Sums], whole: Sums, near: float) -> bool | None:
-    """Whether the elements of all ranks are those of one process, each as often as there are copies; None where they
-    are no whole number of copies. near: how far apart the same sums may be, relative."""
-    count, sums = whole
+def _are_together(parts: Sequence[Sums], whole_sums: Sums, near: float) -> bool | None:
+    """Returns whether the elements of all ranks are those of one process, each as often as there are copies; None where
+    the elements are no whole number of copies. near: how far apart the same sums may be, relative."""
+    count, sums = whole_sums
     total = sum(part[0] for part in parts)
     if not count and not total:
         return True
     if not count or total % count or total // count > len(parts):
         return None
-    copies, size = total // count, max(sums[1], 1e-12)
+    copies, size = total // count, max(sums[1], MODULE_SUMS_LEAST)
     added = [sum(values) / copies for values in zip(*(part[1] for part in parts))]
     are_near = abs(added[0] - sums[0]) <= near * size and abs(added[1] - sums[1]) <= near * size
-    return bool(are_near and abs(added[2] - sums[2]) <= near * max(sums[2], 1e-12))
+    return bool(are_near and abs(added[2] - sums[2]) <= near * max(sums[2], MODULE_SUMS_LEAST))
 
 
-def _are_partial(parts: Sequence[Sums], whole: Sums, near: float) -> bool:
-    """Whether the elements of one process are the sums over ranks of theirs, of which each has another part."""
-    count, sums = whole
+def _are_partial(parts: Sequence[Sums], whole_sums: Sums, near: float) -> bool:
+    """Returns whether the elements of one process are the sums over ranks of theirs, of which each has another part."""
+    count, sums = whole_sums
     total = sum(part[0] for part in parts)
-    size = max(sum(part[1][1] for part in parts), 1e-12)
+    size = max(sum(part[1][1] for part in parts), MODULE_SUMS_LEAST)
     is_sum = abs(sum(part[1][0] for part in parts) - sums[0]) <= near * size
     return bool(is_sum and total > count and any(part[1] != parts[0][1] for part in parts))

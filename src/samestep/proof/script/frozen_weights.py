@@ -1,24 +1,25 @@
-"""Whether what no optimizer moves stays the same on all ranks: frozen networks, moving averages, buffers, queues."""
+"""Judges whether the tensors that no optimizer moves stay the same on all ranks: frozen networks, moving averages,
+buffers, queues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from samestep.bounds import FOLLOWS
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
 from samestep.records.findings import Answer, Finding, Question
 from samestep.records.script import ScriptRecord, UntrainedKind
 
 QUESTION: Question = "frozen weights"
-# Warnings of what may change the gradient, which a replay decides -> what differs.
+# Warnings about tensors that may change the gradient, as a replay decides -> the finding where it does.
 DECIDED = {
     "buffer_begins_apart": "buffer after the step",
     "queue_not_gathered": "buffer after the step",
     "buffer_of_own_rows": "buffer after the step",
     "gather_without_gradient": "gradient",
 }
-ROUNDING = 1e-5  # of the way of the trained weights: no decay is that slow
 OF_AVERAGES = ("ema", "average", "momentum", "moving", "shadow", "encoder_k", "key_encoder")  # in a network's name
 
 
@@ -28,8 +29,8 @@ def untrained(ranks: Ranks) -> list[Finding]:
 
 
 def frozen_weights(ranks: Ranks) -> Finding:
-    """Whether frozen networks and moving averages are the same on all ranks after each step, and follow the weights
-    once a step."""
+    """Judges whether frozen networks and moving averages are the same on all ranks after each step, and follow the
+    weights once a step."""
     names = _shared(ranks, "frozen")
     if not names:
         return Finding(QUESTION, "right", message("no_frozen_weights"))
@@ -98,7 +99,7 @@ def _never_follows(ranks: Ranks, names: list[str], moved: set[str]) -> Message |
     for network, weights in _copies(ranks, names).items():
         words = any(word in " ".join([network, *weights]).lower() for word in OF_AVERAGES)
         written = sum(step.updates.get(network, 0) > 0 for step in ranks[0].steps[1:])
-        stays = written > 1 and ranks[0].follows.get(network, 1.0) < ROUNDING
+        stays = written > 1 and ranks[0].follows.get(network, 1.0) < FOLLOWS
         if (words and not moved.intersection(weights)) or stays:
             return message("average_never_updated", network=network, steps=len(ranks[0].steps))
     return None
@@ -153,22 +154,22 @@ def _with_effect(finding: Finding, replayed: Answer | None) -> Finding:
         return finding
     if replayed == "right":
         return replace(finding, answer="right", message=message("warning_without_effect", warning=finding.message))
-    one, found = message("that_of_one_process"), message("another_on_the_ranks")
+    expected, found = message("that_of_one_process"), message("another_on_the_ranks")
     tensor = fields.get("buffer")
     return differs(
-        finding.question, quantity, finding.message, step=fields["step"], tensor=tensor, expected=one, found=found
+        finding.question, quantity, finding.message, step=fields["step"], tensor=tensor, expected=expected, found=found
     )
 
 
 def _shared(ranks: Ranks, kind: UntrainedKind) -> list[str]:
     """Returns the names of what all ranks hold of a kind."""
-    first, *others = ranks
+    first, *other_ranks = ranks
     if len(ranks) == 1 or any(step.splits for step in first.steps):
         return []
     names = [name for name, record in first.untrained.items() if record.kind == kind]
-    if kind == "frozen":  # what begins apart is told of as initial weights
-        names = [name for name in names if all(_start(rank, name) == _start(first, name) for rank in others)]
-    return [name for name in names if all(name in rank.untrained for rank in others)]
+    if kind == "frozen":  # tensors that begin apart are told as initial weights
+        names = [name for name in names if all(_start(rank, name) == _start(first, name) for rank in other_ranks)]
+    return [name for name in names if all(name in rank.untrained for rank in other_ranks)]
 
 
 def _start(rank: ScriptRecord, name: str) -> int | None:

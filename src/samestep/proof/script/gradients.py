@@ -1,4 +1,4 @@
-"""Whether each step's gradient is the mean of what the ranks computed, and how it was clipped."""
+"""Judges whether each step's gradient is the mean of the ranks' own gradients, and how it was clipped."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from samestep.bounds import REDUCED_APART, TOLD_APART
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.fit import Array, norm
+from samestep.proof.script.gradient_weights import OF_WEIGHTS, GradientWeights
 from samestep.proof.script.loss_weight import largest, loss_weight
-from samestep.proof.script.step_gradients import (
-    CLOSE,
-    NEAR,
-    Array,
-    StepGradients,
-    arrays_of_ranks,
-    norm,
-    norm_of_all,
-    whole_gradients,
-)
-from samestep.records.findings import Finding, Question
+from samestep.proof.script.step_gradients import StepGradients
+from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipRecord, ScriptRecord, StepRecord
+from samestep.records.script import ScriptRecord, StepRecord
 
-SMALLEST = 1.2e-38  # of float32: below, digits are lost
-OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that hand on what one rank has, or nothing
+OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that send one rank's tensor, or nothing
 FEW = 4  # elements a step: of losses and counts that a script prints
 UNKNOWN_FACTOR = "losses_have_an_unknown_factor"
-NOT_CLEARED, UNEXPLAINED = "gradients_never_cleared", "gradient_of_no_known_mistake"
+NOT_CLEARED = "gradients_never_cleared"
+# Findings that a layout of the ranks, or a communication hook, may explain more closely.
+UNEXPLAINED = {"gradient_of_no_known_mistake", *OF_WEIGHTS}
 
 
 def gradient(ranks: Ranks, record: Record) -> list[Finding]:
@@ -35,11 +30,11 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if any(step.sharded for rank in ranks for step in rank.steps):
         return [Finding("gradient", "unknown", message("sharding_not_judged"))]
     several = len({step.optimizer for step in ranks[0].steps}) > 1
-    # A step that is skipped clears now and then.
+    # A skipped step may clear the gradients, too.
     if not several and all(step.cleared for step in ranks[0].steps):
         return [_cleared(ranks)]
     worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
-    by_optimizer = clipped = 0
+    by_optimizer = clipped = by_numbers = 0
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
@@ -63,11 +58,16 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             clipped += 1
             scales.append(Finding("loss weight", "unknown", message("clipped_by_own_code")))
             continue
-        finding = _reduction(gradients, ranks, step, before)
+        weights = GradientWeights.read(gradients) if gradients.not_mean and not held else None
+        if weights and weights.are_mean_over_all(ranks, step):
+            by_numbers += 1
+            scales.append(Finding("loss weight", "unknown", message("gradients_weighed_by_numbers")))
+            continue
+        finding = _reduction(gradients, ranks, step, before, weights)
         if finding and several and not gradients.are_own() and finding.message.id != NOT_CLEARED:
             shared = message("optimizers_share_a_backward", cause=finding.message)
             finding = Finding("gradient", "unknown", shared)
-        if finding and finding.message.id == UNEXPLAINED and gradients.is_compressed:
+        if finding and finding.message.id in UNEXPLAINED and gradients.is_compressed:
             finding = Finding("gradient", "unknown", message("gradients_compressed_by_hook", step=step))
         if finding:
             return [finding, *scales[:1]]
@@ -83,6 +83,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     said = message("gradients_are_the_mean", distance=worst, steps=len(scales))
     if clipped:
         said = message("gradients_are_the_mean_clipped_by_own_code", steps=len(scales), clipped=clipped)
+    if by_numbers:
+        said = message("gradients_are_the_mean_by_numbers", steps=len(scales), weighed=by_numbers)
     if by_optimizer:
         said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
     right, wrong = Finding("gradient", "right", said), [scale for scale in scales if scale.answer == "differs"]
@@ -96,20 +98,22 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
 
 
 def _scaled_by_step(scales: Sequence[Finding]) -> bool:
-    """Whether the losses seem to enter with another weight in each step, as where the script clips by its own code."""
+    """Returns whether the losses seem to enter with another weight in each step, as where the script clips by its own
+    code."""
     weights = [scale.message.fields["weight"] for scale in scales if scale.message.id == UNKNOWN_FACTOR]
-    return len(weights) > 1 and max(weights) - min(weights) > NEAR * max(map(abs, weights))
+    return len(weights) > 1 and max(weights) - min(weights) > TOLD_APART * max(map(abs, weights))
 
 
 def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> bool:
-    """Whether each rank's gradient is its own until the optimizer's step, which moves all ranks' weights alike."""
+    """Returns whether each rank's gradient is its own until the optimizer's step, which moves all ranks' weights
+    alike."""
     names = {name for _, name in gradients.not_mean}
     steps = [rank.steps[step] for rank in ranks]
     if not names or not gradients.are_own() or not _may_hand_on(ranks):
         return False
     if not all(names <= {*of_rank.moved} for of_rank in steps) and not _written(names, ranks, step):
         return False
-    # They were reduced between their clipping and the step.
+    # The gradients were reduced between their clipping and the step.
     if _clipped_apart(gradients):
         return False
     weights = [{name: of_rank.weights.get(name) for name in names} for of_rank in steps]
@@ -117,7 +121,7 @@ def reduced_by_optimizer(gradients: StepGradients, ranks: Ranks, step: int) -> b
 
 
 def _may_hand_on(ranks: Ranks) -> bool:
-    """Whether the ranks may have told each other gradients in each step: by operations between two ranks, or by
+    """Returns whether the ranks may have told each other gradients in each step: by operations between two ranks, or by
     collectives of more than a few elements that are no broadcasts. Where these are not all known, they may."""
     groups = ranks[0].groups.values()
     if not groups or any(group.first > 1 for group in groups) or any(rank.talks for rank in ranks):
@@ -130,13 +134,13 @@ def _may_hand_on(ranks: Ranks) -> bool:
 
 
 def _written(names: set[str], ranks: Ranks, step: int) -> bool:
-    """Whether the script writes other weights of these names between this step and the one beside it, as it does where
-    its optimizer holds copies of them or pieces of these."""
+    """Returns whether the script writes other weights of these names between this step and the one beside it, as it
+    does where its optimizer holds copies of them or pieces of these."""
     beside = step + 1 if step + 1 < len(ranks[0].steps) else step - 1
     if beside < 0:
         return False
     pairs = [(of_rank.steps[step].weights, of_rank.steps[beside].weights) for of_rank in ranks]
-    return all(now.get(name) != then.get(name) for now, then in pairs for name in names)
+    return all(weights.get(name) != weights_beside.get(name) for weights, weights_beside in pairs for name in names)
 
 
 def _not_finite_on_some(gradients: StepGradients, ranks: Ranks, step: int) -> Finding | None:
@@ -185,16 +189,23 @@ def _uncleared(ranks: Ranks, step: int) -> Finding | None:
 
 
 def _all_removed(rank: ScriptRecord) -> bool:
-    """Whether each gradient is removed before the step that would take it, and no step moves a weight: of a step before
-    the backward pass, whose gradient zero_grad() removes before the next one."""
+    """Returns whether each gradient is removed before the step that would take it, and no step moves a weight: of a
+    step before the backward pass, whose gradient zero_grad() removes before the next one."""
     later = rank.steps[1:]
     return bool(later) and all(step.cleared for step in later) and not any(step.moved for step in rank.steps)
 
 
-def _reduction(gradients: StepGradients, ranks: Ranks, step: int, before: Mapping[str, Array]) -> Finding | None:
-    """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum.
+def _reduction(
+    gradients: StepGradients,
+    ranks: Ranks,
+    step: int,
+    before: Mapping[str, Array],
+    weights: GradientWeights | None,
+) -> Finding | None:
+    """Returns the mistake in the reduction of a step's gradients; None where they are the scaled sum.
 
-    before: what the same optimizer of rank 0 took in its step before.
+    before: the gradients that the same optimizer of rank 0 took in its step before. weights: of the gradients that are
+    not the sum.
     """
     if not gradients.not_mean:
         return None
@@ -203,18 +214,24 @@ def _reduction(gradients: StepGradients, ranks: Ranks, step: int, before: Mappin
         cause, found = message("gradients_never_cleared"), message("gradient_with_that_of_the_step_before")
     else:
         steps = [of_rank.steps[step] for of_rank in ranks]
-        cause, found = _cause(gradients, steps, rank, left_out=_left_out(gradients, ranks, step))
+        left_out = _left_out(gradients, ranks, step)
+        cause, found = _cause(gradients, steps, rank, left_out=left_out, weights=weights)
     mean = message("mean_over_ranks", ranks=gradients.size)
     return differs("gradient", "gradient", cause, step=step, rank=rank, tensor=name, expected=mean, found=found)
 
 
 def _cause(
-    gradients: StepGradients, steps: Sequence[StepRecord], rank: int, *, left_out: set[str]
+    gradients: StepGradients,
+    steps: Sequence[StepRecord],
+    rank: int,
+    *,
+    left_out: set[str],
+    weights: GradientWeights | None,
 ) -> tuple[Message, Message]:
     """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead.
 
     steps: of each rank. rank: the first whose gradient is not the mean. left_out: parameters that an optimizer which
-    reduces the others' gradients itself does not.
+    reduces the others' gradients itself does not. weights: of the wrong gradients, where some give them.
     """
     wrong, count, size = gradients.not_mean, gradients.micro_batches, gradients.size
     names, all_names = {name for _, name in wrong}, gradients.names
@@ -253,6 +270,8 @@ def _cause(
     if gradients.is_mean_of_clipped():
         return message("clipped_before_reduction"), message("gradient_of_the_rank_when_clipped")
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))
+    if weights and (unequal := weights.cause()):
+        return unequal, distance
     return message("gradient_of_no_known_mistake", wrong=len(names), parameters=len(all_names)), distance
 
 
@@ -262,7 +281,7 @@ def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:
     names, last = {name for _, name in gradients.not_mean}, common_steps(ranks)[-1]
     started = [rank.steps[step - 1].weights if step else rank.start for rank in ranks]
     moved = all(names <= {*rank.steps[step].moved} for rank in ranks)
-    # Adam's first step takes a gradient's sign alone, which ranks may share.
+    # Adam's first step takes the sign of a gradient alone, which may be the same on all ranks.
     if not moved or last - step < 2 or any(weights != started[0] for weights in started):
         return set()
     apart = {name for name in names if len({rank.steps[last].weights.get(name) for rank in ranks}) > 1}
@@ -270,73 +289,6 @@ def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:
 
 
 def _clipped_apart(gradients: StepGradients) -> bool:
-    """Whether gradients that were unreduced when they were clipped are the same on all ranks at the step."""
+    """Returns whether gradients that were unreduced when they were clipped are the same on all ranks at the step."""
     taken = [of_rank[gradients.names[0]] for of_rank in gradients.taken]
-    return gradients.clipped and all(norm(array - taken[0]) <= CLOSE * norm(taken[0]) for array in taken)
-
-
-def clipping(ranks: Ranks, record: Record) -> Finding:
-    """Whether the reduced gradient is clipped once a step, and by the norm of all parameters."""
-    question: Question = "clipping"
-    clipped = 0
-    for step in common_steps(ranks):
-        if not any(rank.steps[step].clips for rank in ranks):
-            continue
-        clipped += 1
-        clips, micro_batches = ranks[0].steps[step].clips, len(ranks[0].steps[step].micro_batches)
-        # One before the first backward limits nothing, and does no harm beside another.
-        after = [clip.after for clip in clips if clip.after] or [0]
-        if min(after) < micro_batches:
-            return _clipped_early(step, after, micro_batches)
-        if finding := _clipped_norms(step, clips, record, ranks):
-            return finding
-    late = sum(step.late_clips for step in ranks[0].steps)
-    if late and not clipped:
-        return Finding(question, "warning", message("clipped_after_the_step", clips=late))
-    if not clipped:
-        return Finding(question, "right", message("nothing_is_clipped"))
-    return Finding(question, "right", message("clipped_once_a_step", steps=clipped))
-
-
-def _clipped_early(step: int, after: Sequence[int], micro_batches: int) -> Finding:
-    """Returns the finding about a gradient that is clipped before it is whole. after: micro-batches, of each clip."""
-    if len(after) > 1:
-        cause = message("clipped_after_each_micro_batch", clips=len(after))
-        return differs("clipping", "clipping", cause, step=step, rank=0, expected=1, found=len(after))
-    cause = message("clipped_before_last_micro_batch", micro_batch=after[0] - 1, micro_batches=micro_batches)
-    if not after[0]:
-        cause = message("clipped_before_backward")
-    what = "micro-batches before the clipping"
-    return differs("clipping", what, cause, step=step, rank=0, expected=micro_batches, found=after[0])
-
-
-def _clipped_norms(step: int, clips: Sequence[ClipRecord], record: Record, ranks: Ranks) -> Finding | None:
-    """Finds a gradient that was not clipped by the norm of all parameters."""
-    by_norm = [clip for clip in clips if clip.limit is not None]
-    if len(by_norm) > 1 and all(clip.parameters < clip.with_gradient for clip in by_norm):
-        cause, expected = message("clipped_in_parts", parts=len(by_norm)), message("norms_of_parts", parts=1)
-        parts = message("norms_of_parts", parts=len(by_norm))
-        return differs("clipping", "clipping", cause, step=step, rank=0, expected=expected, found=parts)
-    if len(by_norm) != 1 or by_norm[0].parameters < by_norm[0].with_gradient:
-        return None
-    limit = by_norm[0].limit
-    assert limit is not None
-    first, arrays = ranks[0].steps[step], arrays_of_ranks(record, ranks, step)
-    unclipped, clipped = (whole_gradients(arrays, kind, first.shards) for kind in (UNCLIPPED, TAKEN))
-    for rank, (before, taken) in enumerate(zip(unclipped, clipped)):
-        # Sums of a large tensor do not say its norm.
-        if not before or any(array.size >= BUCKETS for array in before.values()):
-            return None
-        wanted = min(1.0, limit / (norm_of_all(before, [*before]) + 1e-6))
-        name = max(before, key=lambda parameter: norm(before[parameter]))
-        largest = norm(before[name])
-        ratio = norm(taken[name]) / largest if largest else wanted
-        if abs(ratio / wanted - 1) <= 1e-2:
-            continue
-        cause = message("clipped_by_another_norm")
-        scaled = wanted * largest / (first.scale or 1.0)
-        rounding = taken[name].size ** 0.5 * SMALLEST  # of what a large factor divides after the clipping
-        if first.scale and abs(norm(taken[name]) - scaled) <= max(1e-2 * scaled, rounding):
-            cause = message("clipped_while_scaled", scale=first.scale)
-        return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=ratio)
-    return None
+    return gradients.clipped and all(norm(array - taken[0]) <= REDUCED_APART * norm(taken[0]) for array in taken)

@@ -9,10 +9,11 @@ from samestep.message import message
 from samestep.proof.script.beside_steps import randoms
 from samestep.proof.script.by_hand import Division, draw_apart
 from samestep.proof.script.by_hand_gradients import replayed_gradients
+from samestep.proof.script.clipping import clipped_apart
+from samestep.proof.script.copies import Copies, CopiesApart, copies_apart, copies_drift_apart
 from samestep.proof.script.evaluation import evaluation
-from samestep.proof.script.findings import Ranks, common_steps, differs, digest
+from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained
-from samestep.proof.script.hand_written_stages import SAME_FACTOR, clipping_factor, clips_whole_norm, factors_apart
 from samestep.proof.script.replay import coarser_of, not_replayed, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
@@ -42,7 +43,7 @@ def by_hand_findings(
     findings = held_findings(division, ranks, record)
     if _other_rows(division, ranks):
         return findings
-    # One process has begun with the weights of some of them.
+    # The replay has begun with the weights of one rank, which are not those of the others.
     if any(finding.message.id == "replica_begins_apart" for finding in findings):
         return [*findings, not_replayed(message("ranks_differ_by_themselves"))]
     readers = [ranks[rank] for rank in division.layout.read]
@@ -56,11 +57,11 @@ def by_hand_findings(
         gathers_cut=result.gathers_cut,
     )
     weights = list[Finding]()
-    # What the script computes of the number of ranks that it was told is the same in the replay.
+    # The replay is told the same number of ranks, so that it repeats the script's use of it: the losses tell.
     if told_ranks > 1 and (division.axis == "tensor" or told_ranks == len(ranks)):
         weights = loss_weights_of_slices(division.layout, division.axis, ranks, record)
     if told_ranks == len(ranks) > division.layout.size:
-        # The script's own clipping hides the factor.
+        # Where the script clips, its gradients do not show the factor.
         if weights and weights[0].answer == "unknown" and gradients[0].answer == "right" and (found := unclipped()):
             weights = loss_weights_of_slices(division.layout, division.axis, ranks, record, found)
         gradients = _of_alike_replicas(gradients, weights, result, told_ranks)
@@ -85,7 +86,7 @@ def _of_alike_replicas(
     said = message("replay_told_of_all_ranks", ranks=told_ranks)
     if gradients[0].answer == "right" and not any(finding.answer in ("right", "differs") for finding in weights):
         return [Finding("replayed gradient", "unknown", said)]
-    # What several ranks of a replica hold counts otherwise in such a sum than their pieces.
+    # Such a sum counts a tensor once for each rank of a replica that holds it, and each piece once.
     if result.adds_numbers and gradients[0].question == "clipping":
         return [Finding("clipping", "unknown", said)]
     return gradients
@@ -118,13 +119,13 @@ def _after_gradients(finding: Finding, gradients: Sequence[Finding]) -> Finding:
 
 
 def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Finding]:
-    """Answers what the ranks' own records tell once it is known what each holds, also where nothing can be replayed;
-    nothing where that is not known."""
+    """Answers the questions that the ranks' records can answer once the part of each rank is known, even without a
+    replay; none where it is not known."""
     if not division.held:
         return []
     readers = [ranks[rank] for rank in division.layout.read]
     apart = _other_rows(division, ranks)
-    clipped = _clipped_apart(division, ranks, record)
+    clipped = clipped_apart(division.layout, division.axis, ranks, record)
     of_rows = [apart] if apart else _rows(division, readers)
     weights = [
         _of_known(finding, division, ranks)
@@ -132,26 +133,6 @@ def held_findings(division: Division, ranks: Ranks, record: Record) -> list[Find
     ]
     of_weights = [rates(ranks), schedule(ranks), weights[1]]
     return [weights[0], *of_rows, *([clipped] if clipped else []), *of_weights]
-
-
-def _clipped_apart(division: Division, ranks: Ranks, record: Record) -> Finding | None:
-    """Finds ranks of a replica whose gradients torch's clipping multiplies by other factors: one norm gives one."""
-    close = SAME_FACTOR * coarser_of(ranks)
-    for step in common_steps(ranks):
-        for replica in division.layout.replicas:
-            of_ranks = [clipping_factor(ranks[rank], record, step) for rank in replica]
-            factors = [factor for factor in of_ranks if factor is not None]
-            place = next((n for n, factor in enumerate(factors) if factors_apart(factor, factors[0], close)), None)
-            if len(factors) < len(replica) or place is None:
-                continue
-            if not all(clips_whole_norm(ranks[rank].steps[step]) for rank in replica):
-                continue
-            rounded = [round(factor, 4) for factor in factors]
-            cause = message("clipped_by_local_norms", axis=division.axis, factors=rounded)
-            quantity, (expected, found) = f"factor along {division.axis}", (factors[0], factors[place])
-            rank = replica[place]
-            return differs("clipping", quantity, cause, step=step, rank=rank, expected=expected, found=found)
-    return None
 
 
 def _rows(division: Division, readers: Sequence[ScriptRecord]) -> list[Finding]:
@@ -176,21 +157,21 @@ def _same_rows(division: Division) -> Finding:
 
 
 def _other_rows(division: Division, ranks: Ranks) -> Finding | None:
-    """Finds ranks that compute pieces of a layer, of other rows than the others."""
+    """Finds ranks of a replica that compute pieces of a layer on other rows than its first rank."""
     layout = division.layout
     if division.axis != "tensor" or layout.shares_rows:
         return None
-    first, other = layout.replicas[0][:2]
+    first, second = layout.replicas[0][:2]
     cause = message(
         "replica_reads_other_rows",
         axis=division.axis,
         data="data",
-        ranks=[first, other],
+        ranks=[first, second],
         replicas=len(layout.replicas),
     )
     expected, found = message("rows_of_rank", rank=first), message("other_rows")
     quantity = f"rows along {division.axis}"
-    return differs("rows", quantity, cause, step=0, rank=other, expected=expected, found=found)
+    return differs("rows", quantity, cause, step=0, rank=second, expected=expected, found=found)
 
 
 # Tensors that several ranks hold
@@ -199,7 +180,7 @@ def _other_rows(division: Division, ranks: Ranks) -> Finding | None:
 def _of_known(finding: Finding, division: Division, ranks: Ranks) -> Finding:
     """Returns a finding about what the ranks hold; where it is right of a part of it alone, which part was not judged:
     a replay may end before all parameters are put together, and frozen ones are not."""
-    known = {(division.layout.like(rank), name) for _, holders in _holders(division) for rank, name in holders}
+    known = {(division.layout.like(rank), name) for same in _copies(division) for rank, name in same.holders}
     held = [(rank.rank, name) for rank in ranks for name in rank.shapes]
     left = [name for rank, name in held if (division.layout.like(rank), name) not in known]
     left += [name for name, value in ranks[0].start.items() if "(frozen)" in name and _is_apart(name, value, ranks)]
@@ -214,41 +195,32 @@ def _is_apart(name: str, value: int, ranks: Ranks) -> bool:
     return any(rank.start.get(name) != value for rank in ranks)
 
 
-def _holders(division: Division) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Returns (parameter of one process, [(rank, name there)] of those that hold the same elements of it)."""
-    held = list[tuple[str, list[tuple[int, str]]]]()
+def _copies(division: Division) -> list[Copies]:
+    """Returns the copies of each piece of a parameter of one process."""
+    copies = list[Copies]()
     for name, pieces in division.held.items():
         same: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for piece in pieces:
             ranks = division.layout.same(piece.rank)
             same.setdefault((piece.dimension, piece.start), []).extend((rank, piece.name) for rank in ranks)
-        held += [(name, sorted(holders)) for holders in same.values()]
-    return held
+        copies += [Copies(name, sorted(holders)) for holders in same.values()]
+    return copies
+
+
+def _axis(division: Division, apart: CopiesApart) -> str:
+    """Returns the axis along which copies are apart: 'data' between ranks of the same place in their replicas."""
+    (first, _), *other_holders = apart.copies.holders
+    other_rank = next(rank for (rank, _), value in zip(other_holders, apart.digests[1:]) if value != apart.digests[0])
+    return "data" if division.layout.like(other_rank) == division.layout.like(first) else division.axis
 
 
 def _initial_weights(division: Division, ranks: Ranks) -> Finding:
-    """Whether ranks that hold the same begin with the same, and those that hold other pieces with others."""
+    """Judges whether ranks that hold the same begin with the same, and those that hold other pieces with others."""
     question: Question = "initial weights"
-    for name, holders in _holders(division):
-        digests = [ranks[rank].start.get(held) for rank, held in holders]
-        place = next((place for place, value in enumerate(digests) if value != digests[0]), None)
-        if place is None:
-            continue
-        axis = division.axis
-        if division.layout.like(holders[place][0]) == division.layout.like(holders[0][0]):
-            axis = "data"
-        starts = [(name, {ranks[rank].start.get(held) for rank, held in places}) for name, places in _holders(division)]
-        different = len({name for name, values in starts if len(values) > 1})
-        cause = message("replica_begins_apart", axis=axis, different=different, plan=None)
-        return differs(
-            question,
-            f"initial weights along {axis}",
-            cause,
-            tensor=name,
-            rank=holders[place][0],
-            expected=message("same_digest_on_all_ranks"),
-            found=[digest(value or 0) for value in digests],
-        )
+    if apart := copies_apart(_copies(division), ranks, step=None):
+        axis = _axis(division, apart)
+        cause = message("replica_begins_apart", axis=axis, different=apart.different, plan=None)
+        return apart.finding(cause, along=axis)
     if repeated := _repeated(division, ranks):
         cause = message("pieces_begin_alike", axis=division.axis, parameter=repeated)
         return differs(
@@ -277,27 +249,13 @@ def _repeated(division: Division, ranks: Ranks) -> str | None:
 
 
 def _weights(division: Division, ranks: Ranks) -> Finding:
-    """Whether ranks that hold the same have the same after each step."""
-    for step in common_steps(ranks):
-        for name, holders in _holders(division):
-            digests = [ranks[rank].steps[step].weights.get(held) for rank, held in holders]
-            place = next((place for place, value in enumerate(digests) if value != digests[0]), None)
-            if place is None:
-                continue
-            is_data = division.layout.like(holders[place][0]) == division.layout.like(holders[0][0])
-            axis = "data" if is_data else division.axis
-            cause = message("replica_drifts_apart", axis=axis)
-            # Dropout of what each rank has whole.
-            if axis == "tensor" and draw_apart(division.layout, ranks):
-                cause = message("replica_draws_apart", axis=axis, step=step)
-            return differs(
-                "weights",
-                f"weights after the step along {axis}",
-                cause,
-                step=step,
-                tensor=name,
-                rank=holders[place][0],
-                expected=message("same_digest_on_all_ranks"),
-                found=[digest(value or 0) for value in digests],
-            )
-    return Finding("weights", "right", message("copies_stay_alike", axis=division.axis))
+    """Judges whether ranks that hold the same have the same after each step."""
+    apart = copies_drift_apart(_copies(division), ranks)
+    if apart is None:
+        return Finding("weights", "right", message("copies_stay_alike", axis=division.axis))
+    axis = _axis(division, apart)
+    cause = message("replica_drifts_apart", axis=axis)
+    # Dropout has dropped other elements of an activation that each rank has whole.
+    if axis == "tensor" and draw_apart(division.layout, ranks):
+        cause = message("replica_draws_apart", axis=axis, step=apart.step)
+    return apart.finding(cause, along=axis)

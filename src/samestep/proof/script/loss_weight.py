@@ -1,4 +1,4 @@
-"""Whether the losses of all ranks and micro-batches enter a step's gradient with weights that add up to one."""
+"""Judges whether the losses of all ranks and micro-batches enter a step's gradient with weights that add up to one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from samestep.bounds import TOLD_APART
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.step_gradients import StepGradients
 from samestep.records.findings import Finding, Question
 from samestep.records.script import LossRecord, MicroBatchRecord
 
-NEAR = 1e-3
 QUESTION: Question = "loss weight"
 
 
@@ -24,11 +24,11 @@ class LossWeight:
     together: float
 
 
-Weights = Sequence[Sequence[LossWeight | None]]  # of each rank, of each of its micro-batches
+Weights = Sequence[Sequence[LossWeight | None]]  # [rank][micro-batch]
 
 
 def loss_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
-    """Whether each rank's losses enter the gradient so that their weights add up to one."""
+    """Judges whether each rank's losses enter the gradient so that their weights add up to one."""
     micro_batches = [rank.steps[step].micro_batches for rank in ranks]
     finding, uneven = _total_weight(gradients, ranks, step), _unequal_targets(micro_batches, step)
     return largest([finding, uneven]) if uneven else finding
@@ -76,7 +76,7 @@ def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
         rank_weight = (
             sum(weight.largest for of_rank in weights for weight in of_rank if weight) / gradients.size / scale
         )
-        # Gradients that are no mean are no matter of how the terms of a loss are weighted.
+        # Gradients that are no mean are not explained by the weights of a loss's terms.
         if not sums and (not composite or not scaling.is_mean):
             cause = scaling.cause(rank_weight)
             if not cause and scaling.is_mean and (undivided := _undivided_of_some(micro_batches, scale)):
@@ -95,16 +95,16 @@ def _total_weight(gradients: StepGradients, ranks: Ranks, step: int) -> Finding:
 def _is_undivided(
     micro_batches: Sequence[Sequence[MicroBatchRecord]], loaders: Sequence[Sequence[int]], scale: float
 ) -> bool:
-    """Whether the first term of each micro-batch's loss is a mean of weight one, and nothing divides a term by the
-    number of micro-batches: of losses of several terms, or of sums that are divided by what a mask leaves."""
+    """Returns whether the first term of each micro-batch's loss is a mean of weight one, and nothing divides a term by
+    the number of micro-batches: of losses of several terms, or of sums that are divided by what a mask leaves."""
     for of_rank, of_loaders in zip(micro_batches, loaders):
         count = len(of_rank)
         if count < 2 or several_losses(of_rank, of_loaders):
             return False
         for terms in (micro_batch.losses for micro_batch in of_rank):
-            if not terms or abs(max(abs(_as_mean(term)) for term in terms) / scale - 1) > NEAR:
+            if not terms or abs(max(abs(_as_mean(term)) for term in terms) / scale - 1) > TOLD_APART:
                 return False
-            if any(abs(abs(factor) * count - 1) < NEAR for term in terms for factor in term.factors):
+            if any(abs(abs(factor) * count - 1) < TOLD_APART for term in terms for factor in term.factors):
                 return False
     return True
 
@@ -118,9 +118,9 @@ def _undivided_of_some(micro_batches: Sequence[Sequence[MicroBatchRecord]], scal
         if count < 3 or any(len(losses) != 1 for losses in terms) or len({losses[0].count for losses in terms}) > 1:
             return []
         weights = [abs(losses[0].weight) / scale for losses in terms]
-        if not all(abs(weight - 1) < NEAR or abs(weight * count - 1) < NEAR for weight in weights):
+        if not all(abs(weight - 1) < TOLD_APART or abs(weight * count - 1) < TOLD_APART for weight in weights):
             return []
-        undivided.append([number for number, weight in enumerate(weights) if abs(weight - 1) < NEAR])
+        undivided.append([number for number, weight in enumerate(weights) if abs(weight - 1) < TOLD_APART])
     return undivided[0] if all(numbers == undivided[0] for numbers in undivided) else []
 
 
@@ -154,7 +154,7 @@ def loss_weights(terms: Sequence[LossRecord]) -> LossWeight | None:
     if not terms or any(term.reduction == "unknown" for term in terms):
         return None
     weights = [_as_mean(term) for term in terms]
-    if max(weights) < 0:  # a mean that is to grow, as -logsigmoid(…).mean()
+    if max(weights) < 0:  # a mean that the training increases, as -logsigmoid(…).mean()
         weights = [-weight for weight in weights]
     return LossWeight(max(weights, key=abs), sum(weights))
 
@@ -164,18 +164,19 @@ def _as_mean(term: LossRecord) -> float:
 
 
 def _weigh_nothing(weights: Sequence[LossWeight | None]) -> bool:
-    """Whether a rank's losses are all multiplied by zero."""
+    """Returns whether a rank's losses are all multiplied by zero."""
     return bool(weights) and all(weight is not None and weight.largest == 0 for weight in weights)
 
 
 def _are_alike(weights: Weights) -> bool:
-    """Whether the losses of all ranks and micro-batches have the same weight."""
+    """Returns whether the losses of all ranks and micro-batches have the same weight."""
     largest = [weight.largest for of_rank in weights for weight in of_rank if weight]
-    return bool(largest) and max(largest) - min(largest) <= NEAR * max(largest)
+    return bool(largest) and max(largest) - min(largest) <= TOLD_APART * max(largest)
 
 
 def several_losses(micro_batches: Sequence[MicroBatchRecord], loaders: Sequence[int], is_stage: bool = False) -> bool:
-    """Whether the micro-batches of a step are terms of one loss, each with its own backward(), and no accumulation.
+    """Returns whether the micro-batches of a step are terms of one loss, each with its own backward(), and no
+    accumulation.
 
     They are of the same rows, of other kinds of losses, or of several loaders; their weights need not add up to one.
     loaders: pass over a loader -> the loader. is_stage: whether the rank hands on what it computes between its passes.
@@ -211,7 +212,7 @@ def targets(micro_batches: Sequence[Sequence[MicroBatchRecord]]) -> tuple[int, f
         weights = [_as_mean(term) / term.count for term in terms]
         for rank, weight in enumerate(weights):
             uneven = terms[rank].count != terms[0].count or len(micro_batches[rank]) != len(micro_batches[0])
-            if weights[0] and uneven and abs(weight / weights[0] - 1) > NEAR:
+            if weights[0] and uneven and abs(weight / weights[0] - 1) > TOLD_APART:
                 return rank, weight / weights[0]
     return None
 
@@ -225,7 +226,7 @@ def accumulated_targets(micro_batches: Sequence[MicroBatchRecord]) -> tuple[int,
         return None
     weights = [_as_mean(term) / term.count for term in terms]
     for number, weight in enumerate(weights):
-        if weights[0] and terms[number].count != terms[0].count and abs(weight / weights[0] - 1) > NEAR:
+        if weights[0] and terms[number].count != terms[0].count and abs(weight / weights[0] - 1) > TOLD_APART:
             return number, weight / weights[0]
     return None
 
@@ -253,7 +254,7 @@ class Scaling:
 
     @staticmethod
     def near_one(value: float) -> bool:
-        return abs(value - 1) < NEAR
+        return abs(value - 1) < TOLD_APART
 
     def cause(self, rank_weight: float) -> Message | None:
         """Returns why the weights do not add up to one; None where no known mistake explains it.

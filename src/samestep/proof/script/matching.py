@@ -1,7 +1,7 @@
-"""Which parameter of one recording is which of another, where a change has given them other names.
+"""Matches the parameters of two recordings, where a change has given them other names.
 
 A parameter is known by its first weights. Those that begin alike, as all biases do that begin at zero, are told apart
-by the gradient that the first step takes; what is then left keeps its name, or its place among the others.
+by the gradient that the first step takes; those that are left are matched by their names, or by their places.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from samestep.bounds import MATCHED_APART
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.step_gradients import Array, norm
+from samestep.proof.script.fit import Array, norm
 from samestep.records.script import ScriptRecord, StepRecord
 
 Names = Mapping[str, str]  # a name in the second recording -> the parameter's name in the first
-CLOSE = 1e-4  # of first gradients, relative
 FROZEN = " (frozen)"
 
 
@@ -34,18 +34,18 @@ def matched(
     """
     names: dict[str, str] = {}
     for digest in dict.fromkeys(second.values()):
-        first_names = [name for name, other in first.items() if other == digest]
-        second_names = [name for name, other in second.items() if other == digest]
+        first_names = [name for name, known_digest in first.items() if known_digest == digest]
+        second_names = [name for name, known_digest in second.items() if known_digest == digest]
         names |= _among(first_names, second_names, first_gradients, second_gradients)
     left = [name for name in first if name not in {*names.values()}]
-    others = [name for name in second if name not in names]
-    names |= {name: name for name in others if name in left}
+    remaining = [name for name in second if name not in names]
+    names |= {name: name for name in remaining if name in left}
     left = [name for name in left if name not in names.values()]
-    others = [name for name in others if name not in names]
-    sizes = [_sizes(first_gradients, left), _sizes(second_gradients, others)]
+    remaining = [name for name in remaining if name not in names]
+    sizes = [_sizes(first_gradients, left), _sizes(second_gradients, remaining)]
     if sizes[0] == sizes[1] and None not in sizes[0]:
-        names |= dict(zip(others, left))
-    # A parameter that the second has alone must not take a name that stands for another one.
+        names |= dict(zip(remaining, left))
+    # A parameter of the second recording alone must not take the name of another parameter.
     alone = [name for name in second if name not in names and name in names.values()]
     return names | {name: f"{name} (second)" for name in alone}
 
@@ -62,42 +62,42 @@ def _among(
 ) -> dict[str, str]:
     """Matches parameters that begin with the same weights, by their names in the first and the second recording."""
 
-    def same_bits(name: str, other: str) -> bool:
-        first, second = first_gradients.get(name), second_gradients.get(other)
+    def same_bits(name: str, second_name: str) -> bool:
+        first, second = first_gradients.get(name), second_gradients.get(second_name)
         return first is not None and second is not None and np.array_equal(first, second)
 
-    def close(name: str, other: str) -> bool:
-        first, second = first_gradients.get(name), second_gradients.get(other)
+    def close(name: str, second_name: str) -> bool:
+        first, second = first_gradients.get(name), second_gradients.get(second_name)
         if first is None or second is None or first.shape != second.shape or not norm(first):
             return False
-        return norm(first - second) <= CLOSE * norm(first)
+        return norm(first - second) <= MATCHED_APART * norm(first)
 
-    def same_name(name: str, other: str) -> bool:
-        return name == other
+    def same_name(name: str, second_name: str) -> bool:
+        return name == second_name
 
-    def both_frozen(name: str, other: str) -> bool:
-        return is_frozen(name) == is_frozen(other)
+    def both_frozen(name: str, second_name: str) -> bool:
+        return is_frozen(name) == is_frozen(second_name)
 
     tests: list[Callable[[str, str], bool]] = [
-        lambda name, other: same_name(name, other) and same_bits(name, other),
+        lambda name, second_name: same_name(name, second_name) and same_bits(name, second_name),
         same_bits,
-        lambda name, other: same_name(name, other) and close(name, other),
+        lambda name, second_name: same_name(name, second_name) and close(name, second_name),
         close,
         same_name,
         both_frozen,
-        lambda name, other: True,
+        lambda name, second_name: True,
     ]
     names: dict[str, str] = {}
     for test in tests:
-        for other in [name for name in second_names if name not in names]:
+        for second_name in [name for name in second_names if name not in names]:
             taken = {*names.values()}
-            if found := next((name for name in first_names if name not in taken and test(name, other)), None):
-                names[other] = found
+            if found := next((name for name in first_names if name not in taken and test(name, second_name)), None):
+                names[second_name] = found
     return names
 
 
 def is_frozen(name: str) -> bool:
-    """Whether it is the name of a parameter that is not trained, as records have it."""
+    """Returns whether it is the name of a parameter that is not trained, as records have it."""
     return FROZEN in name
 
 

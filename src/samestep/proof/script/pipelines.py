@@ -1,59 +1,24 @@
-"""The stages of a pipeline: which ranks hold them, along the stage axis and along the data axis, and what must hold of
-ranks along each. What the stages compute together is the chain's to tell: see chain.py."""
+"""Judges the ranks that hold a pipeline's stages, along the stage axis and along the data axis. chain.py judges what
+the stages compute together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from samestep.message import Message, message
+from samestep.message import message
 from samestep.proof.script.chain import chain_findings
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
-from samestep.proof.script.hand_written_stages import batch_apart
+from samestep.proof.script.layout import PipelineLayout
 from samestep.proof.script.replay import not_replayed
+from samestep.proof.script.rows import batch_apart
 from samestep.records.chain import CHAIN, CHAIN_FOLDER, ChainRecord
 from samestep.records.files import read
 from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import ScriptRecord
 
 AXES = {"initial weights", "rows", "weights", "order"}  # questions that are asked along the data axis
 OF_THE_CHAIN = {"gradient", "loss weight", "clipping"}
-
-
-@dataclass(frozen=True)
-class PipelineLayout:
-    """The arrangement of ranks that hold stages. replicas: the ranks of each pipeline. holders: of each stage. missing:
-    why they are no whole pipelines; None where they are."""
-
-    replicas: list[list[int]]
-    holders: list[list[int]]
-    missing: Message | None = None
-
-    @classmethod
-    def of(cls, ranks: Ranks) -> PipelineLayout | None:
-        """Returns the layout of a pipeline of torch.distributed.pipelining; None of other scripts."""
-        if not any(rank.stages for rank in ranks):
-            return None
-        groups = [*dict.fromkeys(tuple(stage.ranks) for rank in ranks for stage in rank.stages)]
-        count = max(stage.stages for rank in ranks for stage in rank.stages)
-        holders = [
-            [rank.rank for rank in ranks if any(s.index == index for s in rank.stages)] for index in range(count)
-        ]
-        missing = None
-        for group in groups:
-            held = sorted(stage.index for number in group for stage in ranks[number].stages)
-            if held != [*range(count)]:
-                missing = message("stages_are_missing", stages=count, held=held)
-        if sorted(number for group in groups for number in group) != [*range(len(ranks))]:
-            missing = missing or message("stages_are_missing", stages=count, held=[*range(count)])
-        return cls(sorted(map(list, groups)), holders, missing)
-
-    def described(self, ranks: Ranks) -> Message:
-        """Returns what the layout is, to be told beside the findings."""
-        kind = next(stage.schedule for rank in ranks for stage in rank.stages)
-        replicas = ["+".join(map(str, replica)) for replica in self.replicas]
-        return message("pipeline_of_ranks", schedule=kind, stages=len(self.holders), replicas=replicas)
 
 
 def pipeline_findings(
@@ -68,13 +33,13 @@ def pipeline_findings(
     else:
         of_chain = chain_findings(read(ChainRecord, path), ranks, record, Record(record.folder / CHAIN_FOLDER))
         findings = [finding for finding in findings if finding.question not in OF_THE_CHAIN]
-    kept = []
+    merged = []
     for finding in findings:
-        other = along_stages.pop(finding.question, None)
-        kept.append(other if other and finding.answer != "differs" else finding)
-    order = {finding.question: number for number, finding in enumerate(kept)}
+        stage_finding = along_stages.pop(finding.question, None)
+        merged.append(stage_finding if stage_finding and finding.answer != "differs" else finding)
+    order = {finding.question: number for number, finding in enumerate(merged)}
     place = order.get("order", -1) + 1
-    return [*kept[:place], *of_chain, *kept[place:], *along_stages.values()]
+    return [*merged[:place], *of_chain, *merged[place:], *along_stages.values()]
 
 
 def _with_axis(finding: Finding, layout: PipelineLayout) -> Finding:
@@ -197,14 +162,9 @@ def _begin_alike(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
 
 
 def _is_drawn(name: str, value: int, starts: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether a parameter begins with random numbers: within each stage no other one begins with the same values."""
+    """Returns whether a parameter begins with random numbers: within each stage no other one begins with the same
+    values."""
     return all(list(of_stage.values()).count(value) <= 1 for of_stage in starts.values())
 
 
 CHECKS: Sequence[Callable[[Ranks, PipelineLayout], Finding | None]] = (_rows, _rates, _settings, _initial_weights)
-
-
-def ranks_of_stages(ranks: Ranks, layout: PipelineLayout) -> list[list[ScriptRecord]]:
-    """Returns the ranks that hold the same stages, once each."""
-    groups = dict.fromkeys(tuple(holders) for holders in layout.holders)
-    return [[ranks[number] for number in group] for group in groups]

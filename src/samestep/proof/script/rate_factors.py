@@ -1,8 +1,8 @@
 """Reads from a user's source whether a learning rate that is set by hand is multiplied by the number of ranks.
 
-What is followed are products alone: names, attributes, parameter group's values and functions that stand as a factor of
-what is assigned to `group["lr"]`. A number of ranks in a schedule's length, or in a count of steps or rows, is no
-factor of the rate.
+Only products are followed: names, attributes, parameter group's values and functions that are factors of a value
+assigned to `group["lr"]`. A number of ranks in a schedule's length, or in a count of steps or rows, is no factor of the
+rate.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from samestep.proof.script.edits import is_ranks
 from samestep.proof.script.source import Source
 from samestep.proof.script.source_search import writes
 
-DEPTH = 6  # of names and functions that are followed
+DEPTH = 6  # the deepest chain of names and functions that is followed
 # A factor that counts: steps and epochs, of which a schedule is made, or rows, by which a rate may grow on purpose.
 COUNTS = re.compile(
     r"(?i).*(iter|step|epoch|batch|progress|sample|token|row|image|warm).*|it|i|t|n|k|bs|eff\w*|total\w*|global_bs"
 )
 LOADER = re.compile(r"(?i).*(load|iter|batches).*|dl")
 Place = tuple[str, int]  # file and line
-Values = Mapping[str, ast.expr]  # parameter -> what a call gives it
+Values = Mapping[str, ast.expr]  # parameter -> its argument in a call
 N = TypeVar("N", bound=ast.AST)
 
 
 @dataclass
 class RateFactors:
-    """The factors of the rates that a script sets by hand. sources: path of a file -> what it holds."""
+    """The factors of the rates that a script sets by hand. sources: path of a file -> its source."""
 
     sources: Mapping[str, Source]
     _visited: set[int] = field(default_factory=set)
@@ -39,14 +39,12 @@ class RateFactors:
         """Returns the lines in which the number of ranks is a factor of a rate that is set by hand, or given to one of
         the optimizers that are made in some lines."""
         self._visited.clear()
-        made = [
-            (file, keyword.value)
-            for file, line in optimizers
-            if file in self.sources
-            for call in _parts(self.sources[file].statement(line), ast.Call)
-            for keyword in call.keywords
-            if keyword.arg == "lr"
-        ]
+        made = []
+        for file, line in optimizers:
+            if file not in self.sources:
+                continue
+            for call in _parts(self.sources[file].statement(line), ast.Call):
+                made += [(file, keyword.value) for keyword in call.keywords if keyword.arg == "lr"]
         places = [
             place
             for file, source in self.sources.items()
@@ -133,7 +131,7 @@ class RateFactors:
                 yield from self._followed(file, factor, given, depth - 1)
 
     def _followed(self, file: str, factor: ast.expr, given: Values, depth: int) -> Iterator[Place]:
-        """Yields the same for what a factor was assigned, or what a function of the user's returns."""
+        """Yields the places for the value that was assigned to a factor, or that a function of the user's returns."""
         source, name = self.sources[file], ast.unparse(factor)
         if isinstance(factor, ast.Name) and name in given:
             yield from self._ranks_in(file, given[name], {}, depth)
@@ -148,9 +146,9 @@ class RateFactors:
         elif isinstance(factor, ast.Call) and _name(factor.func) in ("float", "int") and len(factor.args) == 1:
             yield from self._ranks_in(file, factor.args[0], given, depth)
         elif isinstance(factor, ast.Call):
-            for other, function in self._functions(_name(factor.func)):
+            for function_file, function in self._functions(_name(factor.func)):
                 for value in _returned(function):
-                    yield from self._ranks_in(other, value, _given(function, factor), depth)
+                    yield from self._ranks_in(function_file, value, _given(function, factor), depth)
 
     def _functions(self, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
         """Yields the functions of a name, with their files."""
@@ -170,7 +168,7 @@ def _factors(value: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
 
 
 def _counts(factor: ast.expr) -> bool:
-    """Whether a factor counts steps or rows, so that the product it stands in is a count, too."""
+    """Returns whether a factor counts steps or rows, so that the product it stands in is a count, too."""
     name = factor.attr if isinstance(factor, ast.Attribute) else factor.id if isinstance(factor, ast.Name) else ""
     is_sum = (
         isinstance(factor, ast.BinOp)
@@ -212,7 +210,7 @@ def _returned(function: ast.AST) -> list[ast.expr]:
 
 
 def _has_argument(function: ast.AST, product: ast.expr) -> bool:
-    """Whether an argument of a function is a factor of a product."""
+    """Returns whether an argument of a function is a factor of a product."""
     arguments = {argument.arg for argument in _parts(function, ast.arg)}
     return not arguments.isdisjoint(ast.unparse(factor) for factor in _factors(product)[0])
 
@@ -234,7 +232,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _is_length(node: ast.AST) -> bool:
-    """Whether an expression is the length of a loader."""
+    """Returns whether an expression is the length of a loader."""
     if not isinstance(node, ast.Call) or _name(node.func) != "len" or len(node.args) != 1:
         return False
     return bool(LOADER.fullmatch(_name(node.args[0])))

@@ -9,16 +9,18 @@ from functools import cached_property
 import numpy as np
 
 from samestep.proof.script.findings import Ranks, common_steps
+from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.matching import Names, matched, renamed, with_names
-from samestep.proof.script.step_gradients import Array, arrays_of_ranks, norm, norm_of_all, whole_gradients
+from samestep.proof.script.step_gradients import arrays_of_ranks, norm_of_all, whole_gradients
 from samestep.records.record import Record
 from samestep.records.script import AFTER, AVERAGE, BEFORE, STATISTICS, TAKEN, UNCLIPPED, StepRecord
 
 
 @dataclass(frozen=True)
 class RecordPair:
-    """Two recordings, and their folders. since: the step of the first with which the second begins. names: of the
-    second's parameters, as the first has them; the second's ranks have these already."""
+    """Two recordings, and their folders. since: the step of the first recording with which the second begins. names:
+    the second recording's names of parameters -> the first recording's; the second recording's ranks are read with the
+    latter."""
 
     first: Ranks
     second: Ranks
@@ -49,7 +51,8 @@ class RecordPair:
         return len(self.first) != len(self.second)
 
     def draws_by_rank(self, number: int) -> bool:
-        """Whether a forward up to this step draws random numbers, of which other numbers of ranks draw others."""
+        """Returns whether a forward up to this step draws random numbers, of which other numbers of ranks draw
+        others."""
         ranks = (*self.first, *self.second)
         return self.on_other_ranks and any(any(rank.randoms.draws[: number + 1]) for rank in ranks)
 
@@ -70,7 +73,7 @@ class RecordPair:
         if self.since or not self.steps or not all(start):
             return self
         names = matched(*start, *self.taken(0))
-        if all(name == other for name, other in names.items()):
+        if all(name == first_name for name, first_name in names.items()):
             return self
         return replace(self, second=renamed(self.second, names), names={**self.names, **names})
 
@@ -114,7 +117,8 @@ class RecordPair:
     def _arrays(self, kind: str, number: int) -> tuple[dict[str, Array], dict[str, Array]]:
         first, second = self.steps_of_rank_0(number)
         wanted = _whole(self.first, self.first_record, kind, self.since + number, first.shards)
-        shards = [self.named_in_second(name) for name in second.shards]  # as its own file has them
+        # The names as the second recording's file has them.
+        shards = [self.named_in_second(name) for name in second.shards]
         return wanted, with_names(_whole(self.second, self.second_record, kind, number, shards), self.names)
 
     @cached_property
@@ -135,7 +139,7 @@ class RecordPair:
         return self.steps
 
     def begins_alike(self, number: int) -> bool:
-        """Whether a step begins with the same bits of weights in both."""
+        """Returns whether a step begins with the same bits of weights in both."""
         return number <= self.same_bits and self.first[0].start == self.second[0].start and not self.since
 
     def _distance(self, number: int) -> float | None:
@@ -150,7 +154,7 @@ class RecordPair:
 
     def named_in_second(self, name: str) -> str:
         """Returns the second's own name of one of the first's parameters."""
-        return next((other for other, known in self.names.items() if known == name), name)
+        return next((second_name for second_name, known in self.names.items() if known == name), name)
 
 
 def shared_arrays(first: Mapping[str, Array], second: Mapping[str, Array]) -> list[str]:

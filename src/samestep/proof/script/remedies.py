@@ -1,4 +1,4 @@
-"""What it would take to judge what could not be judged: by the id of the reason."""
+"""The remedies that would let a question be judged that could not be: by the id of the reason."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ REMEDIES: Mapping[str, Message] = {
     "sharding_not_judged": message("remedy_fsdp2"),
     "layers_divided_by_hand": message("remedy_dtensors"),
     "clipped_by_own_code": REPLAY,
+    "gradients_weighed_by_numbers": REPLAY,
     "scaled_by_own_code": REPLAY,
     "several_optimizers_may_sum_losses": REPLAY,
     "losses_have_an_unknown_factor": REPLAY,

@@ -1,4 +1,4 @@
-"""Whether one process, fed with what the ranks have read, takes the steps that the ranks took."""
+"""Judges whether one process, fed with the batches of the ranks, takes the steps of the ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ from itertools import pairwise
 
 import numpy as np
 
+from samestep.bounds import (
+    COARSER,
+    FIRST_STEP_APART,
+    FLOAT32_ROUNDING,
+    LATER_STEPS_APART,
+    LEFT_BY_FACTOR,
+    LOSS_APART,
+    RATE_APART,
+    ROUNDING_GROWS,
+    TOLD_APART,
+    WEIGHTS_APART,
+)
 from samestep.message import Message, message
+from samestep.proof.resumed_step import same_rates
 from samestep.proof.script.coefficients import multiplied_sum
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.gradient_weights import are_of_numbers
 from samestep.proof.script.gradients import reduced_by_optimizer
-from samestep.proof.script.step_gradients import Array, StepGradients, norm, norm_of_all
+from samestep.proof.script.losses import same_loss
+from samestep.proof.script.step_gradients import StepGradients, norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import (
@@ -20,20 +36,12 @@ from samestep.records.script import (
     STEP,
     TAKEN,
     UNCLIPPED,
-    MicroBatchRecord,
     ReplayRecord,
     ScriptRecord,
     of_kind,
 )
 
 # Relative bounds of the first gradient, of later ones and of the weights' movement: see the decision record.
-FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
-COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
-NEAR = 1e-3
-LEFT_BY_FACTOR = 0.1  # of a difference: what a factor that explains it leaves
-BY_NUMBERS = 0.1  # of how far the ranks' shares are from even: how far from those of their numbers of rows
-SAME_LOSS = 1e-5  # relative
-ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
 OWN_ROWS = "rows_normalised_by_own_rank"
 GRADIENT: Question = "replayed gradient"
 RATE: Question = "replayed rate"
@@ -115,12 +123,12 @@ def _gradients(
         recorded, calls = gradients.reduced[0], ranks[0].steps[step].calls
         apart = {name: recorded[name] - replayed[name] for name in gradients.names}
         size = norm_of_all(recorded, gradients.names)
-        # Rounding is relative to what was added up, before anything cancels; of the whole gradient's size at most.
+        # Rounding is relative to the terms before they cancel, and to the size of the whole gradient at most.
         added_up = {name: gradients.size_of_parts(name) * abs(gradients.factor) for name in gradients.names}
-        off = {name: norm(apart[name]) / max(added_up[name], 1e-3 * size) for name in gradients.names}
+        off = {name: norm(apart[name]) / max(added_up[name], TOLD_APART * size) for name in gradients.names}
         name = max(off, key=lambda parameter: off[parameter])
         inside = calls > 1  # the last call of a closure, at weights inside of the step
-        bound = (LATER if step or inside else FIRST) * coarser
+        bound = (LATER_STEPS_APART if step or inside else FIRST_STEP_APART) * coarser
         first = off[name] if not distances else first
         distances.append(norm_of_all(apart, gradients.names) / (size or 1.0) / coarser)
         if off[name] > bound and inside:
@@ -138,11 +146,13 @@ def _gradients(
             grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
             return Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))
         if off[name] > bound:
-            came_apart = any(distance > FIRST for distance in distances[1:-1])  # and were within the bound until now
+            came_apart = any(
+                distance > FIRST_STEP_APART for distance in distances[1:-1]
+            )  # and the gradients were within the bound until now
             cause = message("steps_come_apart")
             if not came_apart:
                 cause = _cause(ranks, step, gradients, replayed, sizes=sizes, in_turn=result.feed == "in turn")
-                # Other weights of the ranks that give one process's gradient are no matter of gathers or negatives.
+                # Where other weights of the ranks give one process's gradient, gathers and negatives are not the cause.
                 if not gradients.shares_in(replayed):
                     cause = _of_contrast(ranks, one_process, step, cause) or cause
                 if cause.id == "later_gradients_apart" and by_optimizer:
@@ -180,17 +190,18 @@ def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding
 
 
 def drifts(distances: Sequence[float]) -> bool:
-    """Whether gradients that were the same come apart as rounding does in a training that doubles it many times a step.
+    """Returns whether gradients that were the same drift apart as rounding does, which a training may double several
+    times a step.
 
-    A mistake is there at once: it is no small multiple of what was there in the step before.
+    A mistake shows at once: its size is no small multiple of that of the step before.
     """
-    grown = [max(distance, ROUNDING) for distance in distances]
-    slowly = all(after <= GROWS * before for before, after in pairwise(grown))
-    return len(distances) > 2 and distances[0] <= 10 * ROUNDING and slowly
+    grown = [max(distance, FLOAT32_ROUNDING) for distance in distances]
+    slowly = all(after <= ROUNDING_GROWS * before for before, after in pairwise(grown))
+    return len(distances) > 2 and distances[0] <= 10 * FLOAT32_ROUNDING and slowly
 
 
 def _clipped(gradients: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
-    """Returns what is wrong where gradients that were the same are not, after what the script does to them."""
+    """Returns the mistake where gradients that were the same differ after the script has clipped or changed them."""
     recorded, replayed = gradients.taken[0], of_kind(replay.arrays(STEP.format(step)), TAKEN)
     off = {name: norm(recorded[name] - replayed[name]) for name in gradients.names}
     name = max(off, key=lambda parameter: off[parameter])
@@ -225,13 +236,14 @@ def _cause(
     """Returns why the ranks' gradient is not that of one process: first what was tried, and gives it."""
     pair = (gradients.reduced[0], of_one_process)
     recorded, replayed = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in pair)
-    square = float(replayed @ replayed)
-    factor = float(recorded @ replayed) / square if square else 0.0
-    size = next((size for size in sizes if any(abs(factor / by - 1) <= NEAR for by in (size, 1 / size))), sizes[0])
-    left = norm(recorded - factor * replayed)
-    # What is nearly one process's may differ in a part of it, which no factor explains.
-    if factor and left <= min(NEAR * norm(recorded), LEFT_BY_FACTOR * norm(recorded - replayed)):
-        is_fraction, is_multiple = abs(factor * size - 1) <= NEAR, abs(factor / size - 1) <= NEAR
+    factor, left = multiple_of(recorded, replayed)
+    size = next(
+        (size for size in sizes if any(abs(factor / divisor - 1) <= TOLD_APART for divisor in (size, 1 / size))),
+        sizes[0],
+    )
+    # A gradient that is nearly one process's may differ in some elements alone, which no factor explains.
+    if factor and left <= min(TOLD_APART * norm(recorded), LEFT_BY_FACTOR * norm(recorded - replayed)):
+        is_fraction, is_multiple = abs(factor * size - 1) <= TOLD_APART, abs(factor / size - 1) <= TOLD_APART
         if in_turn and is_fraction:
             return message("accumulation_not_divided_in_one_process", ranks=size)
         if is_fraction:
@@ -239,8 +251,11 @@ def _cause(
         if is_multiple:
             return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
         return message("loss_is_scaled", factor=factor, told=None)
-    if (weighed := gradients.shares_in(of_one_process)) and _are_of_numbers(ranks, step, *weighed):
-        return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in weighed[1]])
+    if weighed := gradients.shares_in(of_one_process):
+        number, shares = weighed
+        micro_batches = [rank.steps[step].micro_batches[number : number + 1] for rank in ranks]
+        if all(micro_batches) and are_of_numbers(micro_batches, np.array(shares)[:, None]):
+            return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in shares])
     if _are_even(ranks, step):
         return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
     counts = [len(rank.steps[step].micro_batches) for rank in ranks]
@@ -266,25 +281,14 @@ def _of_contrast(ranks: Ranks, one_process: ScriptRecord, step: int, cause: Mess
         for term in terms[:1]
     ):
         return message("negatives_of_own_rank", ranks=size)
-    return message("gathered_gradient_incomplete") if gathers and _same_loss(ranks, one_process, step) else None
-
-
-def _same_loss(ranks: Ranks, one_process: ScriptRecord, step: int) -> bool:
-    """Whether the mean over ranks of a step's losses is the loss of one process."""
-    steps = [rank.steps[step] for rank in (*ranks, one_process)]
-    values = [[batch.value for batch in of_rank.micro_batches] for of_rank in steps]
-    if any(value is None for of_rank in values for value in of_rank):
-        return False
-    *of_ranks, replayed = [
-        sum(value or 0.0 for value in of_rank) / (record.scale or 1.0) for of_rank, record in zip(values, steps)
-    ]
-    # A loss of other rows or labels is near this one, too, before anything is learned.
-    return math.isclose(sum(of_ranks) / len(of_ranks), replayed, rel_tol=SAME_LOSS * coarser_of(ranks))
+    is_same = gathers and same_loss(ranks, one_process, step, LOSS_APART * coarser_of(ranks))
+    return message("gathered_gradient_incomplete") if is_same else None
 
 
 def _are_even(ranks: Ranks, step: int) -> bool:
-    """Whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a step. A sum
-    may be divided by other numbers than it counts, those of tokens that a mask leaves: it needs the same weights."""
+    """Returns whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a
+    step. A sum may be divided by other numbers than it counts, those of tokens that a mask leaves: it needs the same
+    weights."""
     micro_batches = [rank.steps[step].micro_batches for rank in ranks]
     counts = [[(len(batch.rows), *(term.count for term in batch.losses)) for batch in rank] for rank in micro_batches]
     weights = [
@@ -294,27 +298,6 @@ def _are_even(ranks: Ranks, step: int) -> bool:
     return (
         known and all(of_rank == counts[0] for of_rank in counts) and all(of_rank == weights[0] for of_rank in weights)
     )
-
-
-def _are_of_numbers(ranks: Ranks, step: int, micro_batch: int, shares: Sequence[float]) -> bool:
-    """Whether shares of the ranks are those of something that each has a number of: of rows, terms or targets. Those
-    of a root or a logarithm of a mean are not, though they are one together, too."""
-    even = 1 / len(shares)
-    near = BY_NUMBERS * max(abs(share - even) for share in shares)
-    batches = [rank.steps[step].micro_batches[micro_batch : micro_batch + 1] for rank in ranks]
-    numbers = [[_numbers(batch) for batch in of_rank] for of_rank in batches]
-    return any(
-        sum(counts) and all(abs(count / sum(counts) - share) <= near for count, share in zip(counts, shares))
-        for of_ranks in zip(*numbers)
-        for counts in zip(*of_ranks)
-    )
-
-
-def _numbers(batch: MicroBatchRecord) -> list[int]:
-    """Returns how many rows, terms and targets a micro-batch has, and by which whole numbers its loss is divided."""
-    divisors = [1 / factor for term in batch.losses for factor in term.factors if factor]
-    whole = [round(by) if math.isclose(by, round(by), rel_tol=1e-6) else 0 for by in divisors]
-    return [len(batch.rows), len(batch.losses), *(term.count for term in batch.losses), *whole]
 
 
 def replayed_rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, size: int) -> Finding:
@@ -342,7 +325,7 @@ def replayed_rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord
         rates = replayed[step], recorded[step]
         return differs(RATE, "learning rate", cause, step=step, rank=0, expected=rates[0], found=rates[1])
     counts = [[len(record.micro_batches) for record in rank.steps] for rank in (ranks[0], one_process)]
-    # An accumulation that is shared out over the ranks shares out the schedule's length, too.
+    # Where accumulation is divided over the ranks, the schedule is so much shorter, too.
     is_comparable = counts[0] == counts[1] and len(same_optimizer) == len(steps)
     if is_comparable and "accelerate" not in ranks[0].libraries and is_stretched(recorded, replayed, size):
         longer = message("schedule_longer_by_the_ranks", ranks=size, rate=rate, step=step, one_process=one_rate)
@@ -356,47 +339,44 @@ def replayed_rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord
 
 
 def is_stretched(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
-    """Whether the ranks reach the rates of one process only after so many times the steps, in a schedule that moves. A
-    warm-up may be longer on more ranks on purpose."""
+    """Returns whether the ranks reach the rates of one process only after so many times the steps, in a schedule that
+    moves. A warm-up may be longer on more ranks on purpose."""
     pairs = list(zip(recorded[::size], replayed))
     moves = len({tuple(rates) for _, rates in pairs}) > 2
     return moves and not _warms_up(recorded) and all(same_rates(*pair) for pair in pairs)
 
 
 def is_ahead(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
-    """Whether the ranks reach the rates of one process so many times as early, in a schedule that has turned."""
+    """Returns whether the ranks reach the rates of one process so many times as early, in a schedule that has
+    turned."""
     pairs = list(zip(recorded, replayed[::size]))
     return len(pairs) > 2 and not _warms_up(recorded[: len(pairs)]) and all(same_rates(*pair) for pair in pairs)
 
 
 def falls_from_a_multiple(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
-    """Whether rates that only fall begin at so many times those of one process: a schedule's length is no part of its
-    first rate."""
+    """Returns whether rates that only fall begin at so many times those of one process: a schedule's length is no part
+    of its first rate."""
     factors = [rate / one_rate for rate, one_rate in zip(recorded[0], replayed[0]) if one_rate]
     falls = all(
         after <= before for rates in (recorded, replayed) for pair in pairwise(rates) for before, after in zip(*pair)
     )
-    return bool(factors) and falls and all(math.isclose(factor, size, rel_tol=1e-6) for factor in factors)
+    return bool(factors) and falls and all(math.isclose(factor, size, rel_tol=RATE_APART) for factor in factors)
 
 
 def _one_factor(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]]) -> bool:
-    """Whether the rates of all steps are one factor times those of one process."""
+    """Returns whether the rates of all steps are one factor times those of one process."""
     pairs = [pair for rates in zip(recorded, replayed) for pair in zip(*rates) if any(pair)]
     factors = [rate / one_rate if one_rate else math.inf for rate, one_rate in pairs]
-    return bool(factors) and all(math.isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
+    return bool(factors) and all(math.isclose(factor, factors[0], rel_tol=RATE_APART) for factor in factors)
 
 
 def _warms_up(recorded: Sequence[Sequence[float]]) -> bool:
-    """Whether the rate grows in proportion to the steps: then a shorter warm-up has one factor at each step, too."""
+    """Returns whether the rate grows in proportion to the steps: then a shorter warm-up has one factor at each step,
+    too."""
     rates = [step_rates[0] for step_rates in recorded]
     begin = 0 if rates[0] == 0 else 1
     per_step = [rate / (step + begin) for step, rate in enumerate(rates) if step + begin]
-    return len(per_step) < 2 or all(math.isclose(slope, per_step[0], rel_tol=1e-6) for slope in per_step)
-
-
-def same_rates(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether two steps are taken at the same rates."""
-    return len(first) == len(second) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(first, second))
+    return len(per_step) < 2 or all(math.isclose(slope, per_step[0], rel_tol=RATE_APART) for slope in per_step)
 
 
 def replayed_weights(result: ReplayRecord, steps: int, coarser: float) -> Finding:
@@ -407,7 +387,7 @@ def replayed_weights(result: ReplayRecord, steps: int, coarser: float) -> Findin
         return Finding(WEIGHT, "unknown", message("no_weight_moves"))
     if not math.isfinite(moved):
         return Finding(WEIGHT, "unknown", message("weights_not_finite"))
-    apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
+    apart, bound = math.sqrt(off / moved), WEIGHTS_APART * coarser
     if not apart <= bound:
         return differs(
             WEIGHT,

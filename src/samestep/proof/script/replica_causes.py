@@ -1,26 +1,29 @@
-"""Why the ranks of a replica do not compute what one process does: mistakes, tried against its gradient."""
+"""Names the mistake of ranks of a replica that do not compute what one process does: each mistake is tried against its
+gradient."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from samestep.bounds import LOSS_APART_IN_REPLICA, TOLD_APART
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import losses_of
+from samestep.proof.script.assembled import ReplicaRecord
 from samestep.proof.script.findings import Ranks
-from samestep.proof.script.layout import Layout, ReplicaRecord
-from samestep.proof.script.step_gradients import NEAR, Array, StepGradients, norm, norm_of_all
+from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.layout import TensorLayout
+from samestep.proof.script.losses import losses_of
+from samestep.proof.script.step_gradients import StepGradients, norm_of_all
 from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, UNCLIPPED, ReplayRecord, of_kind
-
-SAME = 1e-6  # of losses on the ranks of a replica, relative
 
 
 def cause_within_replica(
     ranks: Ranks,
     replicas: Ranks,
-    layout: Layout,
+    layout: TensorLayout,
     record: ReplicaRecord,
     replay: Record,
     result: ReplayRecord,
@@ -48,31 +51,38 @@ def cause_within_replica(
 
 
 def _by_norm_of_copies(
-    ranks: Ranks, layout: Layout, names: Sequence[str], recorded: Mapping[str, Array], replayed: Mapping[str, Array]
+    ranks: Ranks,
+    layout: TensorLayout,
+    names: Sequence[str],
+    recorded: Mapping[str, Array],
+    replayed: Mapping[str, Array],
 ) -> float | None:
     """Returns the factor of the ranks' gradient, where it is that of a norm in which what each rank of a replica holds
     whole counts once a rank."""
     size = len(layout.replicas[0])
     together = np.concatenate([replayed[name] for name in names]) if names else np.zeros(1)
     found = np.concatenate([recorded[name] for name in names]) if names else np.zeros(1)
-    square = float(together @ together)
-    factor = float(found @ together) / square if square else 0.0
-    if factor <= 0 or norm(found - factor * together) > NEAR * norm(found):
+    factor, left = multiple_of(found, together)
+    if factor <= 0 or left > TOLD_APART * norm(found):
         return None
     copies = [name for name in names if (piece := ranks[0].pieces.get(name)) is None or "shard" not in piece.kinds]
     of_copies = norm_of_all(replayed, copies)
-    wrong = float(np.sqrt(square + (size - 1) * of_copies**2))
-    is_told_apart = abs(factor - 1) > 4 * NEAR and 0 < len(copies) < len(names)
-    return factor if is_told_apart and abs(factor * wrong / np.sqrt(square) - 1) <= NEAR else None
+    right, wrong = norm(together), math.hypot(norm(together), math.sqrt(size - 1) * of_copies)
+    is_told_apart = abs(factor - 1) > 4 * TOLD_APART and 0 < len(copies) < len(names)
+    return factor if is_told_apart and abs(factor * wrong / right - 1) <= TOLD_APART else None
 
 
-def _losses_apart(ranks: Ranks, layout: Layout, step: int) -> list[float]:
+def _losses_apart(ranks: Ranks, layout: TensorLayout, step: int) -> list[float]:
     """Returns the losses of the ranks of a replica which have other ones of the same rows; [] where none has."""
     losses = losses_of(ranks, step)
     for replica in layout.replicas:
         known = [value for rank in replica if (value := losses[rank]) is not None]
         reads_same = not any(ranks[rank].divides_inputs for rank in replica)
-        if reads_same and len(known) == len(replica) and max(known) - min(known) > SAME * max(map(abs, known)):
+        if (
+            reads_same
+            and len(known) == len(replica)
+            and max(known) - min(known) > LOSS_APART_IN_REPLICA * max(map(abs, known))
+        ):
             return [float(f"{value:.6g}") for value in known]
     return []
 
@@ -85,8 +95,8 @@ def _elements_without_gradient(
     found = []
     size = norm_of_all(replayed, names)
     for name in names:
-        left = (recorded[name] == 0) & (np.abs(replayed[name]) > NEAR * size / max(1, replayed[name].size))
-        if norm(np.where(left, 0.0, recorded[name] - replayed[name])) > NEAR * norm(replayed[name]):
+        left = (recorded[name] == 0) & (np.abs(replayed[name]) > TOLD_APART * size / max(1, replayed[name].size))
+        if norm(np.where(left, 0.0, recorded[name] - replayed[name])) > TOLD_APART * norm(replayed[name]):
             return None
         if left.any():
             found.append((name, int(left.sum())))

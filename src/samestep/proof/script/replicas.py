@@ -1,5 +1,5 @@
-"""What must hold of ranks that share out one model: those of a replica are one process that is cut into pieces, and of
-replicas what must hold of any data-parallel training."""
+"""Judges ranks that share out one model: the ranks of a replica as pieces of one process, and the replicas as the ranks
+of any data-parallel training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from samestep.bounds import TOLD_APART, ZERO_GRADIENT
 from samestep.message import Message, message
-from samestep.proof.script.findings import Ranks, common_steps, differs, digest
-from samestep.proof.script.layout import Array, Layout, ReplicaRecord
-from samestep.proof.script.step_gradients import CLOSE, CLOSE_OF, NEAR, ROUNDING, StepGradients, norm
-from samestep.records.findings import Finding, Question
+from samestep.proof.script.assembled import ReplicaRecord
+from samestep.proof.script.copies import Copies, copies_apart, copies_drift_apart
+from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.gradients import UNEXPLAINED
+from samestep.proof.script.layout import TensorLayout
+from samestep.proof.script.step_gradients import StepGradients, reduced_apart
+from samestep.records.findings import Finding
 from samestep.records.script import BUCKETS, STEP, TAKEN, ScriptRecord, of_kind
 
-# What the replay says of a gradient that is not one process's where it knows no mistake of data parallelism.
+# Findings of the replay about a gradient that is not one process's, where it knows no mistake of data parallelism.
 NO_ONE_PROCESS = (
     "loss_depends_on_ranks",
     "loss_is_scaled",
@@ -24,10 +29,10 @@ NO_ONE_PROCESS = (
     "mean_of_rank_means_or_a_term",
     "later_gradients_apart",
 )
-ONE_RANK, UNEXPLAINED = "one_rank", "gradient_of_no_known_mistake"
+ONE_RANK = "one_rank"
 
 
-def within_replicas(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> list[Finding]:
+def within_replicas(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> list[Finding]:
     """Returns what is wrong within a replica, one finding of a question; none where nothing is."""
     if all(len(replica) == 1 for replica in layout.replicas):
         return []
@@ -37,7 +42,7 @@ def within_replicas(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> list
     return [*findings, *(replace(finding, question="random numbers") for finding in drawn)]
 
 
-def with_replicas(finding: Finding, ranks: Ranks, layout: Layout) -> Finding:
+def with_replicas(finding: Finding, ranks: Ranks, layout: TensorLayout) -> Finding:
     """Returns an answer about replicas; about their rows with what was seen within each of them."""
     if finding.message.id == ONE_RANK and finding.question != "rows":
         return replace(finding, message=message("one_replica"))
@@ -50,7 +55,7 @@ def with_replicas(finding: Finding, ranks: Ranks, layout: Layout) -> Finding:
     return replace(finding, message=said)
 
 
-def _rows(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None:
+def _rows(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> Finding | None:
     """Finds ranks of one replica that read other rows: each then computes its piece of another batch."""
     for step in common_steps(ranks):
         for replica in layout.replicas:
@@ -76,85 +81,46 @@ def _rows(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None
 # Tensors that several ranks of a replica hold
 
 
-def _copies(ranks: Ranks, layout: Layout) -> Iterator[tuple[str, list[int]]]:
-    """Yields (name of a parameter, ranks of one replica that hold the same elements of it)."""
+def _copies(ranks: Ranks, layout: TensorLayout) -> Iterator[Copies]:
+    """Yields the copies of a parameter, or of a piece of it, that ranks of one replica hold."""
     for replica in layout.replicas:
         for name in ranks[replica[0]].start:
-            held = defaultdict[tuple[int, ...], list[int]](list)
+            held = defaultdict[tuple[int, ...], list[tuple[int, str]]](list)
             for rank in replica:
                 piece = ranks[rank].pieces.get(name)
-                held[tuple(piece.offset) + tuple(piece.shape) if piece else ()].append(rank)
-            yield from ((name, numbers) for numbers in held.values() if len(numbers) > 1)
+                held[tuple(piece.offset) + tuple(piece.shape) if piece else ()].append((rank, name))
+            yield from (Copies(name, holders) for holders in held.values() if len(holders) > 1)
 
 
-def _initial_weights(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None:
-    apart = [(n, numbers) for n, numbers in _copies(ranks, layout) if len({ranks[r].start.get(n) for r in numbers}) > 1]
-    if not apart:
+def _initial_weights(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> Finding | None:
+    apart = copies_apart([*_copies(ranks, layout)], ranks, step=None)
+    if apart is None:
         return None
-    name, numbers = apart[0]
-    different = len({name for name, _ in apart})
-    cause = message("replica_begins_apart", axis=layout.axis, different=different, plan="parallelize_module")
-    return _apart(
-        "initial weights",
-        f"initial weights along {layout.axis}",
-        cause,
-        name,
-        numbers,
-        [ranks[r].start.get(name, 0) for r in numbers],
-    )
+    fields = {"axis": layout.axis, "different": apart.different, "plan": "parallelize_module"}
+    return apart.finding(message("replica_begins_apart", **fields), along=layout.axis)
 
 
-def _weights(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None:
-    copies = [*_copies(ranks, layout)]
-    for step in common_steps(ranks):
-        weights = [rank.steps[step].weights for rank in ranks]
-        for name, numbers in copies:
-            if len({weights[rank].get(name) for rank in numbers}) > 1:
-                cause = message("replica_drifts_apart", axis=layout.axis)
-                found = [weights[rank].get(name, 0) for rank in numbers]
-                quantity = f"weights after the step along {layout.axis}"
-                return _apart("weights", quantity, cause, name, numbers, found, step=step)
-    return None
+def _weights(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> Finding | None:
+    apart = copies_drift_apart([*_copies(ranks, layout)], ranks)
+    if apart is None:
+        return None
+    return apart.finding(message("replica_drifts_apart", axis=layout.axis), along=layout.axis)
 
 
-def _apart(
-    question: Question,
-    quantity: str,
-    cause: Message,
-    name: str,
-    numbers: Sequence[int],
-    found: Sequence[int],
-    *,
-    step: int | None = None,
-) -> Finding:
-    rank = next(number for number, of_rank in zip(numbers, found) if of_rank != found[0])
-    expected = message("same_digest_on_all_ranks")
-    return differs(
-        question,
-        quantity,
-        cause,
-        step=step,
-        tensor=name,
-        rank=rank,
-        expected=expected,
-        found=[digest(of_rank) for of_rank in found],
-    )
-
-
-def _gradients(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding | None:
+def _gradients(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> Finding | None:
     """Finds a gradient that several ranks of a replica hold, and that is another one on them."""
     copies = [*_copies(ranks, layout)]
     for step in common_steps(ranks):
         taken = [of_kind(record.of_rank(STEP.format(step), rank.rank), TAKEN) for rank in ranks]
         largest = max((norm(array) for of_rank in taken for array in of_rank.values()), default=0.0)
-        close = max(CLOSE_OF.get(dtype, CLOSE) for dtype in ranks[0].steps[step].dtypes or ["float32"])
-        apart = [
-            (name, number)
-            for name, numbers in copies
-            for number in numbers[1:]
-            if _is_whole(ranks[number], name)
-            if _differ([taken[numbers[0]].get(name), taken[number].get(name)], close, largest)
-        ]
+        close = reduced_apart(ranks[0].steps[step].dtypes)
+        apart = list[tuple[str, int]]()
+        for same in copies:
+            (first, name), *other_holders = same.holders
+            for number, _ in other_holders:
+                pair = [taken[rank].get(name) for rank in (first, number)]
+                if _is_whole(ranks[number], name) and _differ(pair, close, largest):
+                    apart.append((name, number))
         if not apart:
             continue
         name, rank = apart[0]
@@ -177,7 +143,7 @@ def _gradients(ranks: Ranks, layout: Layout, record: ReplicaRecord) -> Finding |
 
 
 def _is_whole(rank: ScriptRecord, name: str) -> bool:
-    """Whether a gradient is one that is not still to be added up."""
+    """Returns whether a gradient is one that is not still to be added up."""
     piece = rank.pieces.get(TAKEN.format(name))
     return piece is None or "partial" not in piece.kinds
 
@@ -186,10 +152,10 @@ def _differ(pair: Sequence[Array | None], close: float, largest: float) -> bool:
     first, second = pair
     if first is None or second is None:
         return (first is None) != (second is None)
-    return norm(first - second) > close * max(norm(first), norm(second), ROUNDING / close * largest)
+    return norm(first - second) > close * max(norm(first), norm(second), ZERO_GRADIENT / close * largest)
 
 
-def _draw_apart(ranks: Ranks, layout: Layout, step: int) -> Message | None:
+def _draw_apart(ranks: Ranks, layout: TensorLayout, step: int) -> Message | None:
     """Returns that the ranks of a replica draw other random numbers in a step that makes of the same rows other
     gradients of what each of them computes whole. Where they draw for pieces, they may."""
     for replica in layout.replicas:
@@ -203,17 +169,17 @@ def _state(rank: ScriptRecord, step: int) -> str:
     return rank.randoms.draws[step] if len(rank.randoms.draws) > step else ""
 
 
-# What is no mean over replicas
+# Gradients that are no mean over replicas
 
 
-def of_layout(finding: Finding, ranks: Ranks, layout: Layout, record: ReplicaRecord, replicas: Ranks) -> Finding:
+def of_layout(finding: Finding, ranks: Ranks, layout: TensorLayout, record: ReplicaRecord, replicas: Ranks) -> Finding:
     """Returns a finding about replicas with their axis; of a gradient that is no mean over them with a cause that lies
     in the layout."""
     divergence = finding.divergence
     if divergence is None:
         return finding
     cause = finding.message
-    if cause.id == UNEXPLAINED and divergence.step is not None:
+    if cause.id in UNEXPLAINED and divergence.step is not None:
         known = local_norms(ranks, layout, record, divergence.step)
         known = (
             known
@@ -228,28 +194,27 @@ def of_layout(finding: Finding, ranks: Ranks, layout: Layout, record: ReplicaRec
     return replace(finding, message=cause, divergence=replace(divergence, cause=cause))
 
 
-def local_norms(ranks: Ranks, layout: Layout, record: ReplicaRecord, step: int) -> Message | None:
+def local_norms(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord, step: int) -> Message | None:
     """Returns that each rank has scaled its pieces by a factor of its own, as by the norm of these pieces alone."""
     gradients = StepGradients.read(record, [ranks[number] for number in layout.representatives], step)
     means = gradients.as_mean().reduced[0]
     factors = []
     for rank in ranks:
         taken = of_kind(record.of_rank(STEP.format(step), rank.rank), TAKEN)
-        own = []
+        rank_factors = []
         for name, mean in means.items():
             array = taken.get(name)
             if array is None or array.size >= BUCKETS or not array.any():
                 continue
             part = np.where(array != 0, mean, 0.0)
-            square = float(part @ part)
-            factor = float(array @ part) / square if square else 0.0
-            if factor <= 0 or norm(array - factor * part) > NEAR * norm(array):
+            factor, left = multiple_of(array, part)
+            if factor <= 0 or left > TOLD_APART * norm(array):
                 return None
-            own.append(factor)
-        if not own or max(own) - min(own) > NEAR * max(own):
+            rank_factors.append(factor)
+        if not rank_factors or max(rank_factors) - min(rank_factors) > TOLD_APART * max(rank_factors):
             return None
-        factors.append(float(np.median(own)))
-    if not factors or max(factors) - min(factors) <= NEAR * max(factors):
+        factors.append(float(np.median(rank_factors)))
+    if not factors or max(factors) - min(factors) <= TOLD_APART * max(factors):
         return None
     return message(
         "clipped_by_local_norms", axis=layout.axis or layout.data_axis, factors=[round(f, 4) for f in factors]
@@ -266,10 +231,10 @@ def _some_axes(record: ReplicaRecord, replicas: Ranks, step: int) -> Message | N
         if piece is None:
             return None
         mesh = rank.meshes[piece.mesh]
-        members = [number for number, other in enumerate(replicas) if other.rank in mesh.ranks]
+        members = [number for number, replica in enumerate(replicas) if replica.rank in mesh.ranks]
         parts = [sum(gradients.local[number][name], np.zeros(1)) for number in members]
         mean = np.sum(parts, axis=0) / len(members)
-        if len(members) == len(replicas) or norm(gradients.reduced[index][name] - mean) > NEAR * norm(mean):
+        if len(members) == len(replicas) or norm(gradients.reduced[index][name] - mean) > TOLD_APART * norm(mean):
             return None
         axes[" x ".join(mesh.names)] = [replicas[number].rank for number in members]
     if not axes:
@@ -279,7 +244,10 @@ def _some_axes(record: ReplicaRecord, replicas: Ranks, step: int) -> Message | N
 
 
 def of_one_replica(
-    finding: Finding, layout: Layout, told_ranks: int, cause_of: Callable[[int], Message | None] = lambda step: None
+    finding: Finding,
+    layout: TensorLayout,
+    told_ranks: int,
+    cause_of: Callable[[int], Message | None] = lambda step: None,
 ) -> Finding:
     """Returns an answer of the replay; where the cause may lie in how a replica's ranks compute together, with that.
 
@@ -303,12 +271,12 @@ def of_one_replica(
     return replace(finding, message=said, divergence=replace(divergence, cause=said))
 
 
-def _added_up(layout: Layout, record: ReplicaRecord, replicas: Ranks, step: int) -> Message | None:
+def _added_up(layout: TensorLayout, record: ReplicaRecord, replicas: Ranks, step: int) -> Message | None:
     """Returns that gradients which each rank of a replica has whole are added up over these ranks."""
     gradients, size = StepGradients.read(record, replicas, step), len(layout.replicas[0])
     for index, name in gradients.not_mean:
         mean = gradients.as_mean().reduced[index][name]
-        if size < 2 or norm(gradients.reduced[index][name] - size * mean) > NEAR * size * norm(mean):
+        if size < 2 or norm(gradients.reduced[index][name] - size * mean) > TOLD_APART * size * norm(mean):
             return None
     names = {name for _, name in gradients.not_mean}
     return message("whole_gradients_added_up", axis=layout.axis, ranks=size, parameters=len(names))

@@ -1,4 +1,4 @@
-"""Which rows the ranks train: shared out, each once, and in another order in the next epoch."""
+"""Judges which rows the ranks train: whether each row is on one rank, once, and in another order in the next epoch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from samestep.records.script import PassRecord, ScriptRecord
 
 # These samplers leave no row out.
 WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")
-FEW_BATCHES = 3  # different ones that several ranks may train by chance
-SKIPS = "SkipBatchSampler"  # of Accelerate: reads the rest of an epoch, after a resume
+FEW_BATCHES = 3  # batches of the same rows that several ranks may train by chance
+SKIPS = "SkipBatchSampler"  # Accelerate's sampler that gives the rest of an epoch, after a resume
 
 
 def rows(ranks: Ranks) -> Finding:
-    """Whether the ranks train different rows, and together all of them."""
+    """Judges whether the ranks train different rows, and together all of them."""
     if len(ranks) == 1:
         return Finding("rows", "right", message("one_rank"))
     if same := _same_rows(ranks):
@@ -27,6 +27,8 @@ def rows(ranks: Ranks) -> Finding:
     passes = [trained(rank) for rank in ranks]
     if not all(passes) or any(indices(of_rank[0]) is None for of_rank in passes):
         return _by_content(ranks)
+    if apart := _numbered_apart(passes):
+        return apart
     for epoch in zip(*passes):
         finding = _of_epoch(epoch)
         if finding.answer != "right":
@@ -76,8 +78,8 @@ def _same_batches(ranks: Ranks) -> Finding | None:
 
     A row may come several times in a batch, as a token's does, or where several modules receive it.
     """
-    first, *others = [_batches(rank) for rank in ranks]
-    for rank, batches in enumerate(others, 1):
+    first, *other_ranks = [_batches(rank) for rank in ranks]
+    for rank, batches in enumerate(other_ranks, 1):
         near = {(step + late, batch) for step, batch in first for late in (-1, 0, 1)}
         repeated = [(step, batch) for step, batch in batches if (step, batch) in near]
         if len({batch for _, batch in repeated}) < FEW_BATCHES or 2 * len(repeated) < len(batches):
@@ -124,7 +126,7 @@ def _repeated_by_workers(ranks: Ranks) -> Finding | None:
 
 
 def _read_all(passes: Sequence[Sequence[PassRecord]]) -> bool:
-    """Whether each rank's first pass reads its whole dataset."""
+    """Returns whether each rank's first pass reads its whole dataset."""
     firsts = [of_rank[0] for of_rank in passes]
     return all((read := indices(first)) is not None and len({*read}) == first.length for first in firsts)
 
@@ -194,7 +196,7 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     if all({*read} == union for read in lists) and len(union) > 1:
         cause, share = message("rows_not_shared_out"), message("rows_of_each_rank", rows=length // len(lists))
         return differs("rows", "rows", cause, step=0, expected=share, found=length)
-    # A DistributedSampler pads to equal shares; what libraries make of a loader pads to whole batches.
+    # A DistributedSampler pads to equal shares; the loaders that libraries make pad to whole batches.
     padding = len(passes) if passes[0].sampler == WHOLE[0] and length > len(passes) else allowed
     if twice > padding:
         return differs(
@@ -219,7 +221,7 @@ def rows_in_common(passes: Sequence[PassRecord], padding: int) -> int:
     """Returns how many rows several ranks have read, by their content; 0 where that may be chance or padding."""
     read = [[tuple(row) for row in record.digests if row] for record in passes]
     common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
-    distinct = all(len({*rows}) == len(rows) for rows in read)  # else a row's content says little
+    distinct = all(len({*rows}) == len(rows) for rows in read)  # otherwise the contents of a row tell little
     return common if distinct and common > padding + max(2, sum(map(len, read)) / 20) else 0
 
 
@@ -238,8 +240,32 @@ def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
     )
 
 
+def _numbered_apart(passes: Sequence[Sequence[PassRecord]]) -> Finding | None:
+    """Finds a tensor of few values, as a label, that has another value on another rank wherever it has the first one:
+    in rows that two ranks have read in different epochs, and of which another tensor says that they are the same."""
+    first, *other_ranks = [
+        {i: row for read in of_rank for i, row in _digests_by_index(read).items()} for of_rank in passes
+    ]
+    for rank, rows_of_rank in enumerate(other_ranks, 1):
+        common = sorted(first.keys() & rows_of_rank.keys())
+        columns = [*zip(*(zip(first[index], rows_of_rank[index]) for index in common))]
+        is_same_row = any(len({*column}) > len(common) / 2 and all(a == b for a, b in column) for column in columns)
+        for number, column in enumerate(columns if is_same_row else ()):
+            values = {*column}
+            is_one_to_one = len(values) == len({a for a, _ in column}) == len({b for _, b in column})
+            apart = next((place for place, (a, b) in enumerate(column) if a != b), None)
+            # A tensor of one value may be the number of the rank; a tensor of many values may be noise.
+            if apart is not None and is_one_to_one and 1 < len(values) <= len(common) / 2:
+                cause = message("classes_numbered_by_each_rank", classes=len(values))
+                place, same = f"dataset[{common[apart]}][{number}]", message("same_digest_on_all_ranks")
+                found = [value[:8] for value in column[apart]]
+                return differs("rows", "rows", cause, step=0, tensor=place, rank=rank, expected=same, found=found)
+    return None
+
+
 def own_datasets(passes: Sequence[PassRecord]) -> bool:
-    """Whether the same indices are other rows on each rank: none of their tensors is always that of the other ranks.
+    """Returns whether the same indices are other rows on each rank: none of their tensors is always that of the other
+    ranks.
 
     A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
     So does a share of pictures that are the same: an augmentation by chance leaves some as they are.
@@ -254,7 +280,7 @@ def own_datasets(passes: Sequence[PassRecord]) -> bool:
 
 
 def _often_the_same(pairs: Sequence[tuple[list[str], list[str]]]) -> bool:
-    """Whether rows that differ from one another are the same on two ranks more often than by chance."""
+    """Returns whether rows that differ from one another are the same on two ranks more often than by chance."""
     alike = sum(row == same_index for row, same_index in pairs)
     distinct = len({tuple(row) for row, _ in pairs}) * 2 > len(pairs)
     return distinct and alike > max(2, len(pairs) / 4)
@@ -266,7 +292,7 @@ def _digests_by_index(record: PassRecord) -> Mapping[int, list[str]]:
 
 
 def order(ranks: Ranks) -> Finding:
-    """Whether an epoch has another order than the one before."""
+    """Judges whether an epoch has another order than the one before."""
     question: Question = "order"
     passes = trained(ranks[0])
     if repeated := _repeated_after_resume(ranks[0]):
@@ -346,3 +372,28 @@ def _first_step(rank: ScriptRecord, record: PassRecord) -> int | None:
         ),
         None,
     )
+
+
+# Along the stages of a pipeline
+
+
+def batch_apart(first: ScriptRecord, last: ScriptRecord) -> tuple[int, list[int] | None, list[int] | None] | None:
+    """Returns the first batch of which two ranks read other rows: its number, and the rows of both; None where there is
+    none. Rows with other indices are the same where their contents are."""
+    for first_pass, last_pass in zip(first.passes, last.passes):
+        contents = [*zip(first_pass.digests, last_pass.digests)]
+        if contents and all(first_digest == last_digest for first_digest, last_digest in contents):
+            continue
+        for number, (rows, other_rows) in enumerate(zip(first_pass.batches, last_pass.batches)):
+            if rows != other_rows:
+                return number, rows, other_rows
+    return None
+
+
+def rows_along_stages(stages: Sequence[Ranks]) -> Finding | None:
+    """Finds that the first and the last stage read other rows. Whether the last one takes its targets from them is not
+    known."""
+    for first, last in zip(stages[0], stages[-1]):
+        if batch_apart(first, last):
+            return Finding("rows", "unknown", message("stages_may_read_other_rows", ranks=[first.rank, last.rank]))
+    return None

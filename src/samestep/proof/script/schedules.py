@@ -1,5 +1,5 @@
-"""Rates and schedules, by what was recorded and what the source says: a schedule that is never stepped, stepped before
-the optimizer, or longer than the training; and a rate that is set by hand as a multiple of the ranks."""
+"""Judges rates and schedules, by the records and the source: a schedule that is never stepped, stepped before the
+optimizer, or longer than the training; and a rate that is set by hand as a multiple of the ranks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from samestep.bounds import RATE_APART
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, differs
+from samestep.proof.script.places import Sources
 from samestep.proof.script.rate_factors import COUNTS, RateFactors
-from samestep.proof.script.sites import Sources
 from samestep.proof.script.source import Source
 from samestep.proof.script.source_search import calls
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.findings import Finding, Question
 from samestep.records.script import ScheduleRecord, ScriptRecord
 
-LONGER = 1.5  # times the training: a schedule that is so long is warned of
+LONGER = 1.5  # times the training's length, from which on a schedule gets a warning
 ASKED = ("state_dict", "load_state_dict", "get_last_lr", "get_lr", "last_epoch", "print_lr", "base_lrs")
 SCHEDULE: Question = "schedule"
 RATE: Question = "rate"
@@ -58,7 +59,7 @@ def _with_factor(finding: Finding, ranks: Ranks, sources: Sources) -> Finding:
         return finding
     step, rate, one_process = int(fields["step"]), float(fields["rate"]), float(fields["one_process"])
     factors = RateFactors(sources)
-    if not one_process or not math.isclose(rate / one_process, size, rel_tol=1e-6):
+    if not one_process or not math.isclose(rate / one_process, size, rel_tol=RATE_APART):
         return finding
     if places := factors.times_ranks():
         cause = message("rate_depends_on_ranks", rate=rate, ranks=size, one_process=one_process, told=None)
@@ -102,7 +103,7 @@ def _counts_micro_batches(rank: ScriptRecord, sources: Sources) -> list[Finding]
 
 
 def _is_optional(source: Source, line: int) -> bool:
-    """Whether a condition decides about a line that asks for no count of steps, as `if args.scale_rate:`."""
+    """Returns whether a condition decides about a line that asks for no count of steps, as `if args.scale_rate:`."""
     tests = [node.test for node in source.around(line) if isinstance(node, ast.If | ast.IfExp)]
     names = [[node.id for node in ast.walk(test) if isinstance(node, ast.Name)] for test in tests]
     return any(not any(map(COUNTS.fullmatch, of_test)) for of_test in names)
@@ -132,7 +133,7 @@ def never_stepped(rank: ScriptRecord, sources: Sources) -> Finding | None:
 
 
 def _uses(source: Source | None, made: ast.stmt, name: str) -> bool:
-    """Whether a schedule is used by a line of its file for more than to be asked or saved."""
+    """Returns whether a schedule is used by a line of its file for more than to be asked or saved."""
     if source is None:
         return True
     asked = {
@@ -216,7 +217,7 @@ def _innermost(call: CallRecord, sources: Sources) -> tuple[str, int] | None:
 
 
 def _are_stepped_elsewhere(site: CallSite, sources: Sources) -> bool:
-    """Whether another line of the file advances the schedule that a line does."""
+    """Returns whether another line of the file advances the schedule that a line does."""
     source = sources.get(site.file)
     receiver = re.search(r"([\w.]+)\.step\(", source.code(site.line)) if source else None
     if source is None or receiver is None:
@@ -225,6 +226,7 @@ def _are_stepped_elsewhere(site: CallSite, sources: Sources) -> bool:
 
 
 def _are_called_again(call: CallRecord, sources: Sources) -> bool:
-    """Whether a function of a line and its callers is called by several lines, so that the training goes on there."""
+    """Returns whether a function of a line and its callers is called by several lines, so that the training goes on
+    there."""
     names = {site.function for site in call.sites} - {"<module>"}
     return any(sum(len(calls(source, name)) for source in sources.values()) > 1 for name in names)

@@ -1,19 +1,18 @@
-"""What ranks that hold the same piece of a model tell of their replicas, where one process cannot: whether these begin
-and stay alike, read other rows, and add up their gradients by the right factor."""
+"""Judges replicas by the ranks that hold the same piece of a model, where one process cannot: whether they begin and
+stay alike, read other rows, and add up their gradients by the right factor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from samestep.message import Message, message
-from samestep.proof.script.by_hand import ByHand
+from samestep.proof.script.assembled import SliceRecord
 from samestep.proof.script.findings import Ranks
+from samestep.proof.script.fit import Array
 from samestep.proof.script.gradients import UNEXPLAINED, gradient
-from samestep.proof.script.layout import LOCAL_KIND, Array, is_near, parameter_of
+from samestep.proof.script.layout import ByHand
 from samestep.proof.script.loss_weight import loss_weight
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.step_gradients import StepGradients
@@ -25,35 +24,6 @@ from samestep.records.script import STEP, TAKEN, of_kind
 
 Unclipped = Mapping[int, Mapping[str, Array]]
 GRAVEST = ("differs", "unknown", "warning", "right")
-
-
-@dataclass(frozen=True)
-class SliceRecord(Record):
-    """The folder of a launch, in which each rank's own gradient of what a replica's ranks all hold is the replica's:
-    their sum, where each has computed another one, of its piece of a sequence. They all take the same, then."""
-
-    replicas: list[list[int]] = field(default_factory=list)
-
-    def arrays(self, name: str, rank: int = 0) -> dict[str, Array]:
-        """Returns a rank's arrays."""
-        read = super().arrays
-        arrays = read(name, rank)
-        replica = next(replica for replica in self.replicas if rank in replica)
-        others = [read(name, other) for other in replica if other != rank]
-        for key, array in arrays.items():
-            taken = TAKEN.format(parameter_of(key))
-            parts = [other[key] for other in others if key in other]
-            if not key.startswith(f"{LOCAL_KIND} ") or len(parts) < len(others) or taken not in arrays:
-                continue
-            is_copy = all(taken in other and _is_same(other[taken], arrays[taken]) for other in others)
-            if is_copy and not all(_is_same(part, array) for part in parts):
-                total: Array = np.sum([array, *parts], axis=0)
-                arrays[key] = total
-        return arrays
-
-
-def _is_same(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and is_near(first, second)
 
 
 def loss_weights_of_slices(
@@ -72,8 +42,8 @@ def loss_weights_of_slices(
         answers = []
         for numbers in slices:
             of_slice = [ranks[number] for number in numbers]
-            own = StepGradients.read(SliceRecord(record.folder, layout.replicas), of_slice, 0)
-            gradients = own.reduced_to([unclipped[layout.like(number)] for number in numbers])
+            step_gradients = StepGradients.read(SliceRecord(record.folder, layout.replicas), of_slice, 0)
+            gradients = step_gradients.reduced_to([unclipped[layout.like(number)] for number in numbers])
             answers.append([_along_data(loss_weight(gradients, of_slice, 0), numbers)] if gradients else [])
         return _gravest(answers) if all(answers) else []
     # Along a sequence each rank has a loss of its own piece.
@@ -149,7 +119,7 @@ def findings_along_data(layout: ByHand, ranks: Ranks, record: Record) -> list[Fi
 
 
 def _said(finding: Finding) -> Finding:
-    if finding.answer == "differs" and finding.message.id == UNEXPLAINED:
+    if finding.answer == "differs" and finding.message.id in UNEXPLAINED:
         return Finding(finding.question, "unknown", message("of_the_same_pieces", answer=finding.message))
     if finding.answer == "differs":
         return finding

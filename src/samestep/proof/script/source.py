@@ -17,7 +17,7 @@ LOOPS = ast.For | ast.AsyncFor | ast.While
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 STATISTICS = {"mean", "std", "var", "sum", "std_mean", "var_mean", "nanmean", "norm", "min", "max", "amin", "amax"}
 DIVIDES = {"div", "div_", "divide", "true_divide"}
-DEPTH = 4  # assignments that are followed backwards
+DEPTH = 4  # how many assignments are followed backwards
 NEXT = 3  # lines that read a value after it is set
 
 
@@ -84,13 +84,12 @@ class Source:
         """Returns the expression for the number of micro-batches of a step: N of `(i + 1) % N == 0` in the loop around
         a line, or of `for micro_step in range(N)`; '' where there is none, or several."""
         loops = [self.loop_at(number) for number in self.loops(line)[:1]]
-        counts = {
-            ast.unparse(node.right)
-            for loop in loops
-            if loop
-            for node in ast.walk(loop)
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant)
-        }
+        counts = set()
+        for node in (node for loop in loops if loop for node in ast.walk(loop)):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+                continue
+            if not isinstance(node.left, ast.Constant):
+                counts.add(ast.unparse(node.right))
         counts = {count for count in counts if count.replace(".", "").replace("_", "").isalnum()}
         if not counts and loops and isinstance(loops[0], ast.For) and len(self.loops(line)) > 1:
             call = loops[0].iter
@@ -117,7 +116,7 @@ class Source:
         names = [node.name for node in self.around(line) if isinstance(node, ast.FunctionDef)]
         return names[0] if names else "<module>"
 
-    # What a line depends on
+    # The values that a line depends on
 
     def flowing(self, line: int, names: re.Pattern[str]) -> list[int]:
         """Returns the lines that mention a name, of a line's statement and of what flows into it."""
@@ -230,7 +229,8 @@ class Source:
         return made
 
     def only_asks(self, line: int, names: re.Pattern[str]) -> bool:
-        """Whether a line does no more than to ask for the number of ranks, as `world = dist.get_world_size()`."""
+        """Returns whether a line does no more than to ask for the number of ranks, as `world =
+        dist.get_world_size()`."""
         statement = self.statement(line)
         return isinstance(statement, ast.Assign) and any(names.fullmatch(name) for name in targets_of(statement))
 

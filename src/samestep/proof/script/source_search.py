@@ -1,4 +1,4 @@
-"""Finds the lines of a user's source that do what no recorded call tells: `group["lr"] = …`, `if rank == 0:`."""
+"""Finds the lines of a user's source whose effect no recorded call shows: `group["lr"] = …`, `if rank == 0:`."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ def decisions_by_rank(source: Source, line: int | None = None) -> list[int]:
 
 def writes(source: Source, key: str) -> list[int]:
     """Returns the lines that set a parameter group's value, as `group["lr"] = …`."""
-    return [
-        node.lineno
-        for node in source.statements
-        if isinstance(node, ast.Assign | ast.AugAssign)
-        for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == key
-    ]
+    lines = []
+    for node in source.statements:
+        if not isinstance(node, ast.Assign | ast.AugAssign):
+            continue
+        for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target):
+            if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
+                continue
+            if target.slice.value == key:
+                lines.append(node.lineno)
+    return lines
 
 
 def changes_of_gradients(source: Source) -> list[int]:
@@ -186,7 +189,7 @@ def functions_that_average(source: Source) -> dict[str, int]:
 
 
 def mentions(source: Source, name: str) -> bool:
-    """Whether a function or method is called, or handed on, under its name."""
+    """Returns whether a function or method is called, or handed on, under its name."""
     return any(
         (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
         for node in ast.walk(source.tree)
@@ -195,14 +198,13 @@ def mentions(source: Source, name: str) -> bool:
 
 def aliases(source: Source) -> list[int]:
     """Returns the lines that give another name to what a class, or a library's from_pretrained(), has made."""
-    made = {
-        name
-        for node in source.statements
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for callee in [ast.unparse(node.value.func).rpartition(".")[2]]
-        if callee[:1].isupper() or callee in ("from_pretrained", "to", "cuda")
-        for name in targets_of(node)
-    }
+    made: set[str] = set()
+    for statement in source.statements:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+            continue
+        callee = ast.unparse(statement.value.func).rpartition(".")[2]
+        if callee[:1].isupper() or callee in ("from_pretrained", "to", "cuda"):
+            made |= targets_of(statement)
     return _lines_where(
         source,
         lambda node: (
@@ -257,7 +259,7 @@ def strings_with(source: Source, word: str) -> list[int]:
 
 
 def _leaves_before(source: Source, test: ast.AST, around: list[ast.AST]) -> bool:
-    """Whether a condition ends the function that is around a line, as `if rank != 0: return`."""
+    """Returns whether a condition ends the function that is around a line, as `if rank != 0: return`."""
     function = next((node for node in around if isinstance(node, FUNCTIONS)), None)
     leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return)
     return leaves and function is not None and source.scopes(test)[0] is function
@@ -269,7 +271,7 @@ def _lines_where(source: Source, holds: Callable[[ast.AST], bool]) -> list[int]:
 
 
 def _is_part(target: ast.expr) -> bool:
-    """Whether a target is a part of a tensor, or its data."""
+    """Returns whether a target is a part of a tensor, or its data."""
     return isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data")
 
 
@@ -283,7 +285,7 @@ def _places(node: ast.Assign | ast.AugAssign) -> list[str]:
 
 
 def _is_gradient(node: ast.AST) -> bool:
-    """Whether an expression is a parameter's gradient, or its data."""
+    """Returns whether an expression is a parameter's gradient, or its data."""
     return isinstance(node, ast.Attribute) and (
         node.attr == "grad" or (node.attr == "data" and _is_gradient(node.value))
     )

@@ -6,25 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from samestep.bounds import (
+    CLIP_EPS,
+    LEFT_BY_ROUNDING,
+    LEFT_BY_WEIGHTS,
+    REDUCED_APART,
+    REDUCED_APART_IN,
+    TOLD_APART,
+    WEIGHTS_OF_MEAN,
+    ZERO_GRADIENT,
+)
 from samestep.proof.script.findings import Ranks
+from samestep.proof.script.fit import Array, fit, multiple_of, norm
 from samestep.records.record import Record
 from samestep.records.script import COMPRESSED, LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, of_kind
 
-Array = NDArray[np.float64]
-CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
-ROUNDING = 1e-7  # of the step's largest gradient: one below is rounding of zero, as of a bias before BatchNorm
-NEAR = 1e-3  # of weights that are told apart
-LEFT_BY_WEIGHTS = 0.02  # of a difference: what other weights of the ranks leave that explain it
-LEFT_BY_ROUNDING = 0.2  # of a difference: what coarse types may leave of it beside that
-SHARES = 1e-2  # how far from one together, or below zero, the ranks' weights in a mean may be found
-LEAST = 4  # values for each unknown: as many unknowns as values explain anything
-CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
+
+def reduced_apart(dtypes: Sequence[str]) -> float:
+    """Returns how far a reduced gradient may be from the sum of what the ranks computed, relative. dtypes: of the
+    parameters; none: float32."""
+    return max(REDUCED_APART_IN.get(dtype, REDUCED_APART) for dtype in dtypes or ["float32"])
 
 
-def norm(array: Array) -> float:
-    return float(np.linalg.norm(array))
+def clipping_factor(limit: float, norm_of_gradients: float) -> float:
+    """Returns by what torch.nn.utils.clip_grad_norm_ multiplies gradients of this norm."""
+    return min(1.0, limit / (norm_of_gradients + CLIP_EPS))
 
 
 def norm_of_all(arrays: Mapping[str, Array], names: Sequence[str]) -> float:
@@ -49,11 +56,11 @@ def whole_gradients(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Se
 class StepGradients:
     """The gradients of one step.
 
-    local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
-    it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced one
-    may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of `reduced`.
-    worst: the greatest relative distance from that. not_mean: (rank, parameter) of each gradient that is not the sum
-    times this factor. is_compressed: whether a communication hook may hand on less.
+    local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> the gradient that is to be
+    their mean, before clipping. taken: the gradient that the optimizer took. scale: a gradient scaler's factor, by
+    which a reduced one may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in
+    most of `reduced`. worst: the greatest relative distance from that. not_mean: (rank, parameter) of each gradient
+    that is not the sum times this factor. is_compressed: whether a communication hook may hand on less.
     """
 
     names: list[str]
@@ -89,7 +96,7 @@ class StepGradients:
             ],
             taken=taken,
             micro_batches=max(1, micro_batches),
-            close=max(CLOSE_OF.get(dtype, CLOSE) for dtype in first.dtypes or ["float32"]),
+            close=reduced_apart(first.dtypes),
             clipped=any(unclipped),
             scale=first.scale or 1.0,
             is_compressed=COMPRESSED in first.dtypes,
@@ -102,9 +109,9 @@ class StepGradients:
         the mean of what the ranks have computed."""
         if not self.names or any(name not in of_rank for of_rank in reduced for name in self.names):
             return None
-        others = replace(self, reduced=[{name: of_rank[name] for name in self.names} for of_rank in reduced])
-        others._fit()
-        return None if others.not_mean else others
+        gradients = replace(self, reduced=[{name: of_rank[name] for name in self.names} for of_rank in reduced])
+        gradients._fit()
+        return None if gradients.not_mean else gradients
 
     @property
     def size(self) -> int:
@@ -119,36 +126,35 @@ class StepGradients:
         return None
 
     def is_own(self, rank: int, name: str, divided_by: int = 1) -> bool:
-        """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
+        """Returns whether a gradient is what the rank computed by itself, on all its micro-batches."""
         computed = sum(self.local[rank][name], np.zeros(1)) / divided_by
         return self.size > 1 and self._is_near(self.reduced[rank][name], computed, name)
 
     def are_own(self) -> bool:
-        """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
+        """Returns whether each gradient that is not the mean is what the rank computed by itself, since the step
+        before."""
         return all(self.is_own(*pair) for pair in self.not_mean)
 
     def are_own_clipped(self) -> bool:
-        """Whether each gradient that is not the mean is the rank's own times a factor, at most one."""
+        """Returns whether each gradient that is not the mean is the rank's own times a factor, at most one."""
         for rank, name in self.not_mean:
-            own: Array = sum(self.local[rank][name], np.zeros(1))
-            square = float(own @ own)
-            factor = float(self.reduced[rank][name] @ own) / square if square else 0.0
-            rest = norm(self.reduced[rank][name] - factor * own)
-            if not 0 < factor <= 1 + self.close or rest > self.close * factor * self.size_of_parts(name):
+            own_gradient: Array = sum(self.local[rank][name], np.zeros(1))
+            factor, left = multiple_of(self.reduced[rank][name], own_gradient)
+            if not 0 < factor <= 1 + self.close or left > self.close * factor * self.size_of_parts(name):
                 return False
         return self.size > 1
 
     def is_partial(self, rank: int, name: str, last: int) -> bool:
-        """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
+        """Returns whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
         added = sum(self.local[rank][name][last + 1 :], np.zeros(1))
         return self._is_near(self.reduced[rank][name], self._mean(name, slice(last + 1)) + added, name)
 
     def is_mean_of(self, rank: int, name: str, micro_batches: slice) -> bool:
-        """Whether a gradient is the mean of some of the micro-batches."""
+        """Returns whether a gradient is the mean of some of the micro-batches."""
         return self._is_near(self.reduced[rank][name], self._mean(name, micro_batches), name)
 
     def holds(self, rank: int, name: str, before: Mapping[str, Array]) -> bool:
-        """Whether a gradient is the mean and, added to it, what was taken in the step before."""
+        """Returns whether a gradient is the mean and, added to it, what was taken in the step before."""
         if name not in before:
             return False
         held = before[name] / self.scale  # a scaler has divided it, too
@@ -164,34 +170,33 @@ class StepGradients:
         ]
 
     def is_mean_clipped_alike(self) -> bool:
-        """Whether each gradient is the mean times a factor of its parameter's, at most one, that all ranks share."""
+        """Returns whether each gradient is the mean times a factor of its parameter's, at most one, that all ranks
+        share."""
         for name in self.names:
             mean = self._mean(name)
-            square = float(mean @ mean)
-            factors = [float(reduced[name] @ mean) / square if square else 0.0 for reduced in self.reduced]
+            factors, left = zip(*(multiple_of(reduced[name], mean) for reduced in self.reduced))
             rounding = self.close * self.size_of_parts(name) / self.size * max(map(abs, factors))
-            apart = [norm(reduced[name] - factor * mean) for reduced, factor in zip(self.reduced, factors)]
-            if max(apart) > rounding or max(factors) > 1 + self.close or min(factors) <= 0:
+            if max(left) > rounding or max(factors) > 1 + self.close or min(factors) <= 0:
                 return False
             if max(factors) - min(factors) > self.close * max(factors):
                 return False
         return True
 
     def is_mean_of_clipped(self) -> bool:
-        """Whether each gradient is a mean in which the ranks' own gradients weigh unequally, none more than one."""
+        """Returns whether each gradient is a mean in which the ranks' own gradients weigh unequally, none more than
+        one."""
         unequal = False
         for name in self.names:
-            own = np.stack([sum(local[name], np.zeros(1)) for local in self.local], axis=1)
-            if len(own) <= self.size:  # as many unknowns as values explain anything
-                continue
-            for reduced in self.reduced:
-                weights, *_ = np.linalg.lstsq(own * (1 / self.size), reduced[name], rcond=None)
-                rest = norm(reduced[name] - own @ weights / self.size)
+            rank_gradients = [sum(local[name], np.zeros(1)) / self.size for local in self.local]
+            for fitted in (fit(reduced[name], rank_gradients, least=1) for reduced in self.reduced):
+                if fitted is None:
+                    break
+                weights = fitted.weights
                 if min(weights) <= 0 or max(weights) > 1 + self.close:
                     return False
-                if rest > self.close * self.size_of_parts(name) / self.size * max(weights):
+                if fitted.left > self.close * self.size_of_parts(name) / self.size * max(weights):
                     return False
-                unequal |= max(weights) - min(weights) > NEAR * max(weights)
+                unequal |= max(weights) - min(weights) > TOLD_APART * max(weights)
         return unequal
 
     def shares_in(self, wanted: Mapping[str, Array]) -> tuple[int, list[float]] | None:
@@ -204,19 +209,24 @@ class StepGradients:
             [np.concatenate([arrays[name][m] for name in names]) for m in range(self._recorded)]
             for arrays in self.local
         ]
-        columns = np.stack([part for of_rank in parts for part in of_rank], axis=1) * self.factor
+        columns = [part * self.factor for of_rank in parts for part in of_rank]
         pair = (self.reduced[0], wanted)
         recorded, target = (np.concatenate([arrays[name] for name in names]) for arrays in pair)
-        if len(target) < LEAST * columns.shape[1]:
+        fitted = fit(target, columns)
+        if fitted is None:
             return None
-        weights, *_ = np.linalg.lstsq(columns, target, rcond=None)
-        rest, rounding = norm(target - columns @ weights), self.close * np.abs(columns).sum(1)
+        weights, rounding = fitted.weights, self.close * np.sum(np.abs(columns), axis=0)
         of_ranks = weights.reshape(self.size, -1)
         together = np.abs(of_ranks.sum(0) / self.size - 1).max()
         difference = norm(target - recorded)
-        explained = rest <= max(LEFT_BY_WEIGHTS * difference, min(norm(rounding), LEFT_BY_ROUNDING * difference))
+        explained = fitted.left <= max(LEFT_BY_WEIGHTS * difference, min(norm(rounding), LEFT_BY_ROUNDING * difference))
         uneven = np.abs(of_ranks - of_ranks.mean(0)).max(0)
-        if not explained or together > SHARES or weights.min() < -SHARES or uneven.max() <= NEAR:
+        if (
+            not explained
+            or together > WEIGHTS_OF_MEAN
+            or weights.min() < -WEIGHTS_OF_MEAN
+            or uneven.max() <= TOLD_APART
+        ):
             return None
         number = int(uneven.argmax())
         return number, [float(share) for share in of_ranks[:, number] / of_ranks[:, number].sum()]
@@ -231,7 +241,7 @@ class StepGradients:
         mean = {name: self._mean(name) for name in self.names}
         return replace(self, reduced=[mean] * self.size, factor=1 / self.size, clipped=False, not_mean=[])
 
-    @np.errstate(invalid="ignore")  # of a gradient that is not finite
+    @np.errstate(invalid="ignore")  # a gradient may not be finite
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
         scale = abs(self.factor) * self.size_of_parts(name)
@@ -248,7 +258,8 @@ class StepGradients:
         return total / self.size
 
     def _is_near(self, gradient: Array, wanted: Array, name: str) -> bool:
-        """Whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a scaler."""
+        """Returns whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a
+        scaler."""
         near = self.close * max(norm(wanted), self.size_of_parts(name) / self.size)
         factors = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro_batches)}
         return any(norm(gradient * factor - wanted) <= near for factor in factors)
@@ -258,13 +269,11 @@ class StepGradients:
         fits: list[float] = []
         for name in self.names:
             total = self._mean(name) * self.size
-            square = float(total @ total)
             for reduced in self.reduced:
                 if not np.isfinite(reduced[name]).all():
                     continue
-                factor = float(reduced[name] @ total) / square if square else 0.0
-                rounding = self.close * abs(factor) * self.size_of_parts(name)
-                if factor and norm(reduced[name] - factor * total) <= rounding:
+                factor, left = multiple_of(reduced[name], total)
+                if factor and left <= self.close * abs(factor) * self.size_of_parts(name):
                     fits.append(factor)
         # Without a majority every gradient is compared with the mean.
         self.factor = float(np.median(fits)) if fits and 2 * len(fits) >= len(self.names) * self.size else 1 / self.size
@@ -274,7 +283,7 @@ class StepGradients:
 
 
 def _is_left_out(ranks: Ranks, name: str) -> bool:
-    """Whether no step moves a parameter, and no optimizer holds it."""
+    """Returns whether no step moves a parameter, and no optimizer holds it."""
     steps = [step for rank in ranks for step in rank.steps]
     return any(step.moved or step.foreign for step in steps) and not any(
         name in step.held or name in step.moved for step in steps
@@ -288,7 +297,7 @@ def _judged(names: Sequence[str], local: Sequence[Mapping[str, Sequence[Array]]]
         for name in names
     }
     finite = [size for size in sizes.values() if np.isfinite(size)]
-    return [name for name, size in sizes.items() if not size <= ROUNDING * max(finite, default=0.0)]
+    return [name for name, size in sizes.items() if not size <= ZERO_GRADIENT * max(finite, default=0.0)]
 
 
 def _local(arrays: Mapping[str, Array], name: str, count: int, like: Array) -> list[Array]:

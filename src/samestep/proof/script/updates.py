@@ -1,22 +1,23 @@
-"""Whether the ranks begin alike, stay alike, and take as many steps at the same rate."""
+"""Judges whether the ranks begin alike, stay alike, and take as many steps at the same rate."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from samestep.bounds import NO_GRADIENT
 from samestep.message import Message, message
-from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
+from samestep.proof.script.copies import Copies, copies_apart
+from samestep.proof.script.findings import Ranks, common_steps, differs, rank_apart
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import STEP, TAKEN, ClosureRecord, ScriptPlan, ScriptRecord, of_kind
 
-ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
 FROZEN = "{} (frozen)"  # the name of a parameter that a model holds and does not train
 SIXTEEN_BITS = {"bfloat16", "float16"}
 
 
 def step_counts(plan: ScriptPlan, ranks: Ranks) -> Finding:
-    """Whether all ranks take as many optimizer steps, and call a closure as often in each."""
+    """Judges whether all ranks take as many optimizer steps, and call a closure as often in each."""
     closures = [ClosureRecord([step.calls for step in rank.steps], len(rank.steps)) for rank in ranks]
     if (step := unequal_calls(closures)) is not None:
         calls = {rank: record.calls[step] for rank, record in enumerate(closures) if step < len(record.calls)}
@@ -84,18 +85,18 @@ def ended_apart(steps: Sequence[int], ended_itself: Collection[int]) -> Message 
 
     steps: how many each rank has taken. ended_itself: the ranks whose script has ended before all steps were recorded.
     """
-    others = [rank for rank in range(len(steps)) if rank not in ended_itself]
-    if not ended_itself or not others:
+    other_ranks = [rank for rank in range(len(steps)) if rank not in ended_itself]
+    if not ended_itself or not other_ranks:
         return None
     rank = min(ended_itself, key=lambda ended: steps[ended])
-    went_on = [other for other in others if steps[other] >= steps[rank]]
+    went_on = [other_rank for other_rank in other_ranks if steps[other_rank] >= steps[rank]]
     if not went_on:
         return None
     return message("ranks_end_at_different_steps", rank=rank, steps=steps[rank], others=went_on)
 
 
 def initial_weights(ranks: Ranks) -> Finding:
-    """Whether all ranks begin with the same weights."""
+    """Judges whether all ranks begin with the same weights."""
     question: Question = "initial weights"
     names, shards = list(ranks[0].start), ranks[0].steps[0].shards
     if ranks[0].steps[0].sharded:
@@ -106,19 +107,16 @@ def initial_weights(ranks: Ranks) -> Finding:
         return finding
     if len({frozenset(rank.start) for rank in ranks}) > 1:
         return Finding(question, "unknown", message("ranks_hold_other_parameters"))
-    different = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
-    if not different:
+    apart = copies_apart(_copies(ranks, names), ranks, step=None)
+    if apart is None:
         return Finding(question, "right", message("weights_start_the_same", parameters=len(names)))
-    name = different[0]
-    return differs(
-        question,
-        "initial weights",
-        message("ranks_begin_with_different_weights", different=len(different), parameters=len(names)),
-        tensor=name,
-        rank=rank_apart([rank.start.get(name) for rank in ranks]),
-        expected=message("same_digest_on_all_ranks"),
-        found=[digest(rank.start.get(name, 0)) for rank in ranks],
-    )
+    fields = {"different": apart.different, "parameters": len(names)}
+    return apart.finding(message("ranks_begin_with_different_weights", **fields))
+
+
+def _copies(ranks: Ranks, names: Iterable[str]) -> list[Copies]:
+    """Returns the copies of parameters that all ranks hold."""
+    return [Copies(name, [(number, name) for number in range(len(ranks))]) for name in names]
 
 
 def _frozen_on_some(ranks: Ranks) -> Finding | None:
@@ -139,27 +137,17 @@ def _frozen_on_some(ranks: Ranks) -> Finding | None:
 
 
 def weights(ranks: Ranks) -> Finding:
-    """Whether all ranks have the same weights after each step."""
+    """Judges whether all ranks have the same weights after each step."""
     question: Question = "weights"
     if any(step.sharded for rank in ranks for step in rank.steps):
         return Finding(question, "unknown", message("sharding_not_judged"))
     for step in common_steps(ranks):
-        digests = [rank.steps[step].weights for rank in ranks]
-        if len({frozenset(weights) for weights in digests}) > 1:
+        names = ranks[0].steps[step].weights.keys()
+        if any(rank.steps[step].weights.keys() != names for rank in ranks):
             return Finding(question, "unknown", message("ranks_hold_other_parameters"))
-        different = [name for name in digests[0] if len({weights.get(name) for weights in digests}) > 1]
-        if different:
-            name = different[0]
-            return differs(
-                question,
-                "weights after the step",
-                message("ranks_weights_drift_apart", different=len(different), parameters=len(digests[0])),
-                step=step,
-                tensor=name,
-                rank=rank_apart([weights.get(name) for weights in digests]),
-                expected=message("same_digest_on_all_ranks"),
-                found=[digest(weights.get(name, 0)) for weights in digests],
-            )
+        if apart := copies_apart(_copies(ranks, names), ranks, step=step):
+            fields = {"different": apart.different, "parameters": len(names)}
+            return apart.finding(message("ranks_weights_drift_apart", **fields))
     shards = ranks[0].steps[0].shards
     if shards and not ranks[0].start:
         return Finding(question, "right", message("elements_on_one_rank_each", parameters=len(shards)))
@@ -167,7 +155,7 @@ def weights(ranks: Ranks) -> Finding:
 
 
 def updates(ranks: Ranks, record: Record) -> Finding:
-    """Whether each parameter with a gradient is moved by some step."""
+    """Judges whether each parameter with a gradient is moved by some step."""
     question: Question = "updates"
     with_gradient = set[str]()
     moved = {name for rank in ranks for step in rank.steps for name in step.moved}
@@ -180,13 +168,13 @@ def updates(ranks: Ranks, record: Record) -> Finding:
         for gradients in taken:
             for name, gradient in gradients.items():
                 sizes[name] = max(sizes.get(name, 0.0), float(abs(gradient).max(initial=0.0)))
-        with_gradient |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
+        with_gradient |= {name for name, size in sizes.items() if size > NO_GRADIENT * max(sizes.values())}
     held = {name for rank in ranks for step in rank.steps for name in step.held}
     lost = {name for rank in ranks for step in rank.steps for name in step.lost}
     if lost and not with_gradient and not moved:
         cause, nothing = message("gradients_never_reach_the_optimizer"), message("no_gradient")
         return differs(question, "update", cause, step=0, tensor=min(lost), expected=message("a_change"), found=nothing)
-    # What the optimizer holds and does not move has a step below the weights' resolution.
+    # A parameter that the optimizer holds and does not move has a step below the weights' resolution.
     still = with_gradient - moved - held
     copied = any(step.foreign for rank in ranks for step in rank.steps)
     if still and held and not copied:
@@ -204,7 +192,7 @@ def updates(ranks: Ranks, record: Record) -> Finding:
 
 
 def rates(ranks: Ranks) -> Finding:
-    """Whether all ranks step at the same learning rates."""
+    """Judges whether all ranks step at the same learning rates."""
     for step in common_steps(ranks):
         of_ranks = [rank.steps[step].rates for rank in ranks]
         if any(rate != of_ranks[0] for rate in of_ranks):
@@ -222,7 +210,7 @@ def rates(ranks: Ranks) -> Finding:
 
 
 def schedule(ranks: Ranks) -> Finding:
-    """Whether a schedule that moves with the steps is advanced once a step."""
+    """Judges whether a schedule that moves with the steps is advanced once a step."""
     question: Question = "schedule"
     first = ranks[0]
     if not any(step.schedules for step in first.steps):

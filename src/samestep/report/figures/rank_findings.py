@@ -108,7 +108,7 @@ REASONS = {
 }
 
 
-def _parts(late: RankUse, others: Sequence[RankUse]) -> list[Message]:
+def _parts(late: RankUse, other_ranks: Sequence[RankUse]) -> list[Message]:
     """Returns why the others wait for a rank: the parts of its step that are longer than theirs, the longest first.
 
     One that is half as much longer as another may be the reason as well; what is less is not named.
@@ -117,7 +117,7 @@ def _parts(late: RankUse, others: Sequence[RankUse]) -> list[Message]:
     excess, reasons = {}, {}
     for name, reason in REASONS.items():
         its_s = getattr(late, name) / late.steps
-        theirs_s = statistics.median(getattr(rank, name) / rank.steps for rank in others)
+        theirs_s = statistics.median(getattr(rank, name) / rank.steps for rank in other_ranks)
         excess[name] = its_s - theirs_s
         reasons[name] = Message(reason, {"its_ms": 1e3 * its_s, "theirs_ms": 1e3 * theirs_s})
     most = max(excess.values())
@@ -130,15 +130,15 @@ def _parts(late: RankUse, others: Sequence[RankUse]) -> list[Message]:
     return [reasons[name] for name in sorted(names, key=lambda name: -excess[name])]
 
 
-def _slow(late: RankUse, others: Sequence[RankUse]) -> Message:
+def _slow(late: RankUse, other_ranks: Sequence[RankUse]) -> Message:
     """Returns that the others wait for a rank, and why as far as it is known."""
     step_s = late.seconds / late.steps
-    parts = _parts(late, others)
+    parts = _parts(late, other_ranks)
     if not parts:
         at_line, others_at_line = late.looks_at_line, late.others_at_line
         is_known = at_line > others_at_line and at_line - others_at_line >= CHANCE * math.sqrt(at_line + others_at_line)
-        at, often, looks = (late.line, late.looks_at_line, late.looks) if is_known else (None, None, None)
-        why = message("slow_outside_of_loading_and_computing", often=often, looks=looks, line=at)
+        line, often, looks = (late.line, late.looks_at_line, late.looks) if is_known else (None, None, None)
+        why = message("slow_outside_of_loading_and_computing", often=often, looks=looks, line=line)
     elif len(parts) == 1:
         why = parts[0]
     else:
@@ -163,8 +163,8 @@ def _other_share(rank: RankUse) -> float:
 def _growth(rank: RankUse) -> Iterator[Message]:
     """Yields what grows. Workers that start share the rank's pages, and those that end leave it alone with them: what
     the rank has less then they have more, so that only what both have together counts."""
-    own, workers = rank.memory - rank.first_memory, rank.workers_memory - rank.workers_first_memory
-    if own + workers < GROWN_SHARE * max(own, workers):
+    rank_growth, workers = rank.memory - rank.first_memory, rank.workers_memory - rank.workers_first_memory
+    if rank_growth + workers < GROWN_SHARE * max(rank_growth, workers):
         return
     # A page that a worker copies was in its resident set before. More workers have no more each.
     copied = (rank.worker_resident - rank.worker_first_resident) * rank.worker_processes < workers / 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,95 +11,62 @@ from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank.stage_plan import StagePlan, ranks_of_stages, stage_plan
 from samestep.rank.tensor_plan import division_of
-from samestep.tasks.eject import runtime
 from samestep.tasks.eject.literals import literal
-from samestep.tasks.eject.prune import PRESENT
 from samestep.world import World
-from samestep.world.mesh import OF_REPLICAS, Mesh
-
-RUNTIME = runtime.__name__
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The stages of a pipeline. rank_of: of each, the place of its rank. micro_batches: the fewest of a step."""
-
-    plan: StagePlan
-    rank_of: list[int]
-    micro_batches: int
+from samestep.world.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Divided:
-    """How a script's ranks are arranged, and divide the model. layers: layer -> style. changed: layers whose output the
-    model changes in place. stages: None where there is no pipeline."""
+    """How the ranks of a script divide the model. layers: layer -> style. changed: layers whose output the model
+    changes in place. stages: None where there is no pipeline; rank_of: of each stage, the place of its rank."""
 
-    mesh: Mesh
     layers: Mapping[str, str]
     changed: tuple[str, ...]
-    stages: Stages | None
+    stages: StagePlan | None = None
+    rank_of: tuple[int, ...] = ()
 
     @classmethod
     def by_trial(cls, job: Job | None, mesh: Mesh, engine: Engine, settings: Mapping[str, Any]) -> Divided:
         """Tries how the ranks divide the model. Raises UserError where they cannot."""
         is_pipeline = "stage" in engine.axes
         if mesh.tensor == 1 and not is_pipeline:
-            return cls(mesh, {}, (), None)
+            return cls({}, ())
         assert job is not None
         if is_pipeline:
-            world = World(size=mesh.size, mesh=mesh)
             assert engine.checks.divides
-            engine.checks.divides(job, world, **settings)
+            engine.checks.divides(job, World(size=mesh.size, mesh=mesh), **settings)
             rank_of = ranks_of_stages(settings["schedule"], mesh.stage, settings["stages_per_rank"])
-            fewest = engine.layout(world, **settings).micro_batches
-            return cls(mesh, {}, (), Stages(stage_plan(job, len(rank_of)), rank_of, fewest))
+            return cls({}, (), stage_plan(job, len(rank_of)), tuple(rank_of))
         division = division_of(job, mesh.tensor)
-        return cls(mesh, division.plan, tuple(sorted(division.changed)), None)
+        return cls(division.plan, tuple(sorted(division.changed)))
 
-    @property
-    def sharing(self) -> int:
-        """How many ranks have the same rows."""
-        return self.mesh.size // self.mesh.replicas
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What an engine's loop asks of the mesh."""
-        sizes = {axis: getattr(self.mesh, axis) for axis in (*OF_REPLICAS, "tensor")}
-        return {
-            "world.mesh": PRESENT,
-            **{f"world.mesh.{axis}": size for axis, size in sizes.items()},
-            **{f"ranks['{axis}'].size()": size for axis, size in sizes.items()},
-        }
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """Expressions of a script that are others where the ranks of a replica are no neighbours: those of stages."""
-        return {"world.rank // SHARING": "world.rank % (world.size // SHARING)"} if self.stages else {}
-
-    def written(self, module: str, text: str) -> str:
-        """Returns the text of a module of runtime/ with what is known here as its constants."""
-        layers = "".join(f"    {literal(layer)}: {literal(style)},\n" for layer, style in self.layers.items())
+    def written(self, script: str) -> str:
+        """Returns the text of a script with what is known here as its constants."""
+        layers = _lines(f"{literal(layer)}: {literal(style)}," for layer, style in self.layers.items())
         constants = {
-            "SHARING = 1 ": f"SHARING = {self.sharing} ",
-            "MESH: dict[str, int] = {}": f"MESH: dict[str, int] = {literal(self.mesh.sizes)}",
-            "PLAN: dict[str, str] = {}  #": f"PLAN: dict[str, str] = {{\n{layers}}}  #",
+            "PLAN: dict[str, str] = {}": f"PLAN: dict[str, str] = {{{layers}}}",
             "CHANGED: tuple[str, ...] = ()": f"CHANGED: tuple[str, ...] = {literal(self.changed)}",
-            **(self._constants_of_stages(self.stages) if self.stages else {}),
         }
-        for constant, value in constants.items() if module.startswith(RUNTIME) else ():
-            text = text.replace(constant, value)
-        return text
+        if self.stages:
+            cuts = _lines(f"{cut!r}," for cut in self.stages.cuts)
+            held = _lines([" ".join(f"{literal(n)}: {literal(h)}," for n, h in self.stages.holders.items())])
+            constants |= {
+                "RANK_OF: list[int] = []": f"RANK_OF: list[int] = {[*self.rank_of]}",
+                "CUTS: tuple[Cut, ...] = ()": f"CUTS: tuple[Cut, ...] = ({cuts})",
+                "HOLDERS: dict[str, tuple[int, ...]] = {}": f"HOLDERS: dict[str, tuple[int, ...]] = {{{held}}}",
+                "DRAWS = False": f"DRAWS = {self.stages.draws}",
+                "CHANGES_ROWS = False": f"CHANGES_ROWS = {self.stages.changes_rows}",
+            }
+        for constant, value in constants.items():
+            script = script.replace(constant, value)
+        return script
 
-    @staticmethod
-    def _constants_of_stages(stages: Stages) -> dict[str, str]:
-        plan = stages.plan
-        cuts = "".join(f"    {cut!r},\n" for cut in plan.cuts)
-        holders = "".join(f"    {literal(name)}: {literal(held)},\n" for name, held in plan.holders.items())
-        return {
-            "FEWEST = 1 ": f"FEWEST = {stages.micro_batches} ",
-            "RANK_OF: list[int] = []": f"RANK_OF: list[int] = {literal(stages.rank_of)}",
-            "CUTS: tuple[Cut, ...] = ()": f"CUTS: tuple[Cut, ...] = (\n{cuts})",
-            "HOLDERS: dict[str, tuple[int, ...]] = {}": f"HOLDERS: dict[str, tuple[int, ...]] = {{\n{holders}}}",
-            "DRAWS = False": f"DRAWS = {plan.draws}",
-            "CHANGES_ROWS = False": f"CHANGES_ROWS = {plan.changes_rows}",
-        }
+
+def _lines(entries: Iterable[str]) -> str:
+    """Returns the entries of a display on lines of their own, as many of a long entry's on one as it takes."""
+    wrapped = [
+        textwrap.fill(entry, 118, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+        for entry in entries
+    ]
+    return "\n".join(["", *wrapped, ""]) if wrapped else ""

@@ -58,7 +58,7 @@ def inspect_engines(
                     used.add(option)
             chosen = values_of(engine.train, texts, message("the_engine", engine=name), "--set-engine") if texts else {}
             with as_exceptions():
-                row = _facts(name, engine, devices, nproc, known, chosen, mesh)
+                row = _facts(name, engine, devices, nproc=nproc, known=known, chosen=chosen, asked=mesh)
                 json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
             raise  # about a value of --set-engine
@@ -138,8 +138,8 @@ def on_other_meshes(
         if row.mesh and row.mesh.size > 1
     }
     return {
-        name: [(facts, dividing_engines([facts], [], facts.devices[0]).get(name)) for facts in others]
-        for name, others in meshes.items()
+        name: [(facts, dividing_engines([facts], [], facts.devices[0]).get(name)) for facts in candidates]
+        for name, candidates in meshes.items()
     }
 
 

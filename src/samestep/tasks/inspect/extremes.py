@@ -54,12 +54,12 @@ def find_extremes(job: Job) -> Extremes:
         leaves = _stacked([statistics for _, statistics in found])
     if not rows:
         return Extremes()
-    own: Statistics = {}
+    row_statistics: Statistics = {}
     if job.weight:
-        own["weight"] = np.array([float(job.weight(row)) for row in rows])
+        row_statistics["weight"] = np.array([float(job.weight(row)) for row in rows])
     if isinstance(job.order, ByLength):
-        own["length"] = np.array([job.order.lengths[row] for row in rows])
-    places = list(_extreme_places(own | leaves))
+        row_statistics["length"] = np.array([job.order.lengths[row] for row in rows])
+    places = list(_extreme_places(row_statistics | leaves))
     usable = leaves.get("not finite", np.zeros(len(rows)))
     return Extremes(tuple(dict.fromkeys(rows[place] for place in places if not usable[place])), len(rows))
 

@@ -92,7 +92,7 @@ def inspect_job(
     divided, undivided = _divided(job, dividing)
     refused = {n: _refusal_of(job, training if proves else None, device, n) for n in sizes}
     undivided = _refused_in_parts(job, training if proves else None, device, in_parts) | undivided
-    others = SecondSizes(job, device, training, dry.forward_flop, count, units)
+    second_sizes = SecondSizes(job, device, training, dry.forward_flop, count, units)
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
@@ -120,8 +120,8 @@ def inspect_job(
         evaluation_draws=evaluation.draws,
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
         refused=refused,
-        second=others.whole(also),
-        second_meshes=others.on_meshes(on_other_meshes, undivided),
+        second=second_sizes.whole(also),
+        second_meshes=second_sizes.on_meshes(on_other_meshes, undivided),
         extremes=unlike,
         rows_looked_at=extremes.looked_at,
         divided=divided,
@@ -190,15 +190,15 @@ def _dry_evaluation(job: Job, device: str) -> tuple[DryEvaluation, bool]:
     """Evaluates a few rows. Returns what they showed, and whether the job refuses these rows and takes as many as an
     evaluation has at once."""
     rows = chunk_rows(job)
-    few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
-    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), is_evaluation=True)
+    few, own_size = partial(dry_evaluation, job, _model(job), device), (rows, rows)
+    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own_size), is_evaluation=True)
 
 
 def _at_own_size(
-    few: Callable[[], Result], own: Callable[[], Result], *, is_evaluation: bool = False
+    few: Callable[[], Result], own_size: Callable[[], Result], *, is_evaluation: bool = False
 ) -> tuple[Result, bool]:
-    """Returns what `few` returns, or what `own` does where a function of the job's fails on a few rows alone; and
-    whether it did. Raises the UserError of both, or, where they fail in two ways, that of `own`."""
+    """Returns what `few` returns, or what `own_size` does where a function of the job's fails on a few rows alone; and
+    whether it did. Raises the UserError of both, or, where they fail in two ways, that of `own_size`."""
     try:
         return few(), False
     except UserError as error:
@@ -206,7 +206,7 @@ def _at_own_size(
             raise
         first = error
     try:
-        return own(), True
+        return own_size(), True
     except UserError as error:
         if _without_rows(first.message) == _without_rows(error.message):
             raise first from error
@@ -388,12 +388,16 @@ class SecondSizes:
         self, meshes: Mapping[str, Sequence[tuple[EngineFacts, Divides | None]]], undivided: Collection[str]
     ) -> dict[str, SecondSize]:
         """Returns engine -> its second mesh. meshes: as of inspect_job. undivided: what the first one refuses."""
-        return {name: self.on_mesh(name, others) for name, others in meshes.items() if others and name not in undivided}
+        return {
+            name: self.on_mesh(name, candidates)
+            for name, candidates in meshes.items()
+            if candidates and name not in undivided
+        }
 
-    def on_mesh(self, engine: str, others: Sequence[tuple[EngineFacts, Divides | None]]) -> SecondSize:
+    def on_mesh(self, engine: str, candidates: Sequence[tuple[EngineFacts, Divides | None]]) -> SecondSize:
         """Returns the first mesh on which the job can be trained, or the first one, with the reason why it cannot."""
         units, first = {name: units for name, units in self.units.items() if name == engine}, None
-        for facts, divides in others:
+        for facts, divides in candidates:
             assert facts.layout
             why = _divided(self.job, {engine: divides} if divides else {})[1].get(engine)
             if why:

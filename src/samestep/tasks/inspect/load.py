@@ -181,11 +181,11 @@ def settings_of(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def values_of(
-    function: Callable[..., Any], texts: Mapping[str, str], what: Message, flag: str, others: Sequence[str] = ()
+    function: Callable[..., Any], texts: Mapping[str, str], what: Message, flag: str, settings: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Converts `texts` to the types that `function` declares for its arguments of these names.
 
-    what, flag: the function and the option, for the errors. others: settings that the option takes besides. Raises
+    what, flag: the function and the option, for the errors. settings: those that the option takes besides. Raises
     UserError for an unknown name or a wrong value.
     """
     try:
@@ -196,7 +196,7 @@ def values_of(
     values: dict[str, Any] = {}
     for name, text in texts.items():
         if name not in parameters:
-            known = [*dict.fromkeys([*parameters, *others])]
+            known = [*dict.fromkeys([*parameters, *settings])]
             hint = nearest_name(name, known) if parameters else message("function_has_no_arguments")
             raise UserError(message("no_such_setting", what=what, name=name, hint=hint))
         default = parameters[name].default

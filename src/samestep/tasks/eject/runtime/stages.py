@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from samestep.job import Job
 from samestep.rank.stage_plan import Cut, StagePlan
 
@@ -13,8 +10,6 @@ CUTS: tuple[Cut, ...] = ()  # where the stages begin, but for the first one
 HOLDERS: dict[str, tuple[int, ...]] = {}  # a parameter or buffer -> the stages that use it
 DRAWS = False  # random numbers are drawn after the first stage
 CHANGES_ROWS = False  # the forward pass changes its rows in place
-
-Made = TypeVar("Made")
 
 
 def ranks_of_stages(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
@@ -25,8 +20,3 @@ def ranks_of_stages(schedule: str, ranks: int, stages_per_rank: int) -> list[int
 def stage_plan(job: Job, stages: int, device: str) -> StagePlan:
     """Returns where the stages of the job's model begin."""
     return StagePlan(CUTS, HOLDERS, DRAWS, CHANGES_ROWS)
-
-
-def alike_on_ranks(function: Callable[..., Made]) -> Callable[..., Made]:
-    """Returns a function as it is: each rank is a process."""
-    return function

@@ -1,0 +1,18 @@
+from samestep.proof.script.suggested_patches import clip_before_the_step
+from samestep.rules import Rule
+
+RULE = Rule(
+    en="clipped after each micro-batch, {clips} times a step: clipping belongs after the last one",
+    zh="每个 micro-batch 之后都裁剪，一步 {clips} 次：裁剪应在最后一个 micro-batch 之后",
+    patch=clip_before_the_step,
+    broken="""
+optimizer.step()
+clip_grad_norm_(p, 1)
+x = 1
+""",
+    right="""
+clip_grad_norm_(p, 1)
+optimizer.step()
+x = 1
+""",
+)

@@ -1,0 +1,22 @@
+from samestep.proof.script.suggested_patches import clip_before_the_step
+from samestep.rules import Rule
+
+RULE = Rule(
+    en="gradients are clipped before the step's first backward pass computes them: nothing is limited. Clip between the backward pass and the step",
+    zh="在本步第一次 backward() 计算梯度之前就裁剪：裁剪没有任何作用。请在 backward() 与 optimizer.step() 之间裁剪",
+    patch=clip_before_the_step,
+    broken="""
+for x, y in loader:
+    optimizer.zero_grad()
+    clip_grad_norm_(model.parameters(), 1.0)
+    loss_of(model(x), y).backward()
+    optimizer.step()
+""",
+    right="""
+for x, y in loader:
+    optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+)

@@ -1,0 +1,26 @@
+from samestep.proof.script.places import OF_GRADIENTS, called, calling
+from samestep.proof.script.suggested_patches import clip_before_the_step
+from samestep.rules import Rule
+
+RULE = Rule(
+    en="clipped before the reduction: each rank clips its own gradient by its own norm, and the mean of these is another gradient",
+    zh="在归约之前裁剪：每个 rank 按自己的范数裁剪自己的梯度，它们的平均是另一个梯度",
+    lines=(called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
+    patch=clip_before_the_step,
+    broken="""
+loss_of(model(x), y).backward()
+clip_grad_norm_(model.parameters(), 1.0)
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= world
+optimizer.step()
+""",
+    right="""
+loss_of(model(x), y).backward()
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= world
+clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+""",
+)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from samestep.proof.script.edits import call_in, keyword
+from samestep.proof.script.places import evaluated
+from samestep.proof.script.suggested_patches import RANK_NOW, RANKS_NOW, SUBSET, Script
+from samestep.rules import Rule
+
+
+def evaluate_each_row_once(script: Script) -> None:
+    """Shares an evaluation out without padding."""
+    call = call_in(script.only(evaluated("loader")), "DataLoader")
+    sampler = keyword(call, "sampler") if call else None
+    if call and call.args and sampler and not keyword(call, "shuffle"):
+        data = script.edits.code(call.args[0])
+        script.edits.replace(call.args[0], f"{SUBSET}({data}, range({RANK_NOW}, len({data}), {RANKS_NOW}))")
+        script.edits.replace(sampler, "shuffle=False")
+
+
+RULE = Rule(
+    en="{twice} of {rows} evaluated rows {twice:is|are} counted twice: the sampler pads the evaluation to equal shares, and what follows it adds up the ranks' sums, from which no row can be left out again",
+    zh="{rows} 个评估的数据行中有 {twice} 行被计算了两次：采样器把评估填充到各 rank 等长，随后把各 rank 的和相加，重复的行无法再去除",
+    lines=(evaluated("loader"), evaluated("collective")),
+    patch=evaluate_each_row_once,
+    broken="""
+val_loader = DataLoader(val, sampler=DistributedSampler(val))
+""",
+    right="""
+val_loader = DataLoader(torch.utils.data.Subset(val, range(torch.distributed.get_rank(), len(val), torch.distributed.get_world_size())), shuffle=False)
+""",
+)

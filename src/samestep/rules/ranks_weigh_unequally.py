@@ -1,0 +1,19 @@
+from samestep.proof.script.places import BACKWARD, DIVIDES, OF_GRADIENTS, calling
+from samestep.rules import Rule
+
+RULE = Rule(
+    en="in the gradient that rank {rank} steps with, the ranks' own gradients weigh {shares}: in their mean each weighs {even:.4g}. Something scales the gradients of some ranks before they are added up",
+    zh="在 rank {rank} 更新所用的梯度中，各 rank 自己的梯度权重为 {shares}，而平均时每个应为 {even:.4g}：某些 rank 的梯度在相加之前被缩放",
+    lines=(calling(OF_GRADIENTS), DIVIDES, OF_GRADIENTS, BACKWARD),
+    broken="""
+for p in model.parameters():
+    if rank == 0:
+        p.grad /= world
+    dist.all_reduce(p.grad)
+""",
+    right="""
+for p in model.parameters():
+    p.grad /= world
+    dist.all_reduce(p.grad)
+""",
+)

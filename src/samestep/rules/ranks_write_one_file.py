@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import ast
+
+from samestep.proof.script.suggested_patches import RANK_NOW, Script
+from samestep.rules import Rule
+
+
+def save_on_rank_0(script: Script) -> None:
+    """Lets rank 0 alone write a file."""
+    statement = script.first("save")
+    if isinstance(statement, ast.Expr) and script.edits.is_alone(statement):
+        script.edits.indent(statement, f"if {RANK_NOW} == 0:")
+
+
+RULE = Rule(
+    en="{ranks:ranks} write the same file {file} (from step {step} on): what is in it afterwards is one rank's, or parts of several. Let rank 0 save what all have, under `if rank == 0`; a state of each rank's own needs a file of its own",
+    zh="{ranks:ranks} 写同一个文件 {file}（从第 {step} 步起）：之后文件里是某一个 rank 的内容，或几个 rank 的片段。共有的内容请由 rank 0 保存（`if rank == 0`）；每个 rank 自己的状态需要自己的文件",
+    patch=save_on_rank_0,
+    broken="""
+x = 1
+torch.save(x, path)
+""",
+    right="""
+x = 1
+if torch.distributed.get_rank() == 0:
+    torch.save(x, path)
+""",
+)

@@ -1,0 +1,17 @@
+from samestep.proof.script.places import DIVIDES, SEEDS, flowing, parameter
+from samestep.proof.script.source import RANK
+from samestep.rules import Rule
+
+RULE = Rule(
+    en="the ranks along {axis} hold the same elements of {different:n parameter}, and begin with other values: they are initialised without a common seed[[, and {plan} hands on only what it is told to]]",
+    zh="沿 {axis} 的各 rank 持有 {different} 个参数的相同元素，初始值却不同：初始化时没有共同的随机种子[[，而 {plan} 只分发计划中的参数]]",
+    lines=(flowing(SEEDS, RANK), SEEDS, parameter, DIVIDES),
+    broken="""
+torch.manual_seed(rank)
+model = parallelize_module(Net(), mesh["tensor"], plan)
+""",
+    right="""
+torch.manual_seed(0)
+model = parallelize_module(Net(), mesh["tensor"], plan)
+""",
+)

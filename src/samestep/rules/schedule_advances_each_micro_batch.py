@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from samestep.proof.script.suggested_patches import Script, move_statement
+from samestep.rules import Rule
+
+
+def advance_after_the_step(script: Script) -> None:
+    """Advances the schedule with the optimizer's step."""
+    statement, step = script.only("scheduler step"), script.only("optimizer step")
+    if statement and step:
+        move_statement(script, statement, after=step)
+
+
+RULE = Rule(
+    en="the schedule advances once a micro-batch, not once a step: call scheduler.step() where optimizer.step() is called",
+    zh="调度器每个 micro-batch 前进一次，而不是每步一次：请在调用 optimizer.step() 的地方调用 scheduler.step()",
+    patch=advance_after_the_step,
+    broken="""
+scheduler.step()
+x = 1
+optimizer.step()
+""",
+    right="""
+x = 1
+optimizer.step()
+scheduler.step()
+""",
+)
