@@ -330,10 +330,18 @@ def prove(
         own_plan = without_life(own_plan) if own_plan and ranks.threads else own_plan
         asked = (loop_plan, numerics_layout(facts), own_plan)
         plan = replace(reference_plan(job, ranks.size, settings, facts), layouts=tuple(filter(None, asked)))
-        reference, numbers = reference_rank.played(plan), iter(range(len(plan.layouts)))
-        loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)
-        assert loop
-        return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts, own)), numerics, own)
+        record: Record | None = None
+
+        def judged(reference: Record) -> Verdict:
+            """Judges by a reference; the ranks train once, with what the first one has chosen."""
+            nonlocal record
+            numbers = iter(range(len(plan.layouts)))
+            loop, numerics, own = (Expectation(reference, next(numbers)) if layout else None for layout in asked)
+            assert loop
+            record = record or ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts, own))
+            return judge(loop, record, numerics, own)
+
+        return judge_by_draws(reference_rank.played(plan), judged, reference_rank.played)
     loop, numerics = _expected(reference_rank, reference_plan(job, ranks.size, settings, facts))
     return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)), numerics)
 

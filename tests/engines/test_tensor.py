@@ -110,8 +110,8 @@ LOGITS = {"loss_parallel": "true"}
     ("mesh", "settings"),
     [
         ("tensor=2", LOGITS),
-        # On some processors it differs by 1.4 bounds of rounding: docs/decisions/071-a-difference-near-its-bound.md.
-        pytest.param("data=2,tensor=2", LOGITS | CHUNKS, marks=pytest.mark.full),
+        # Of two draws of rounding it is 1.4 bounds off: docs/decisions/071-a-difference-near-its-bound.md.
+        pytest.param("data=2,tensor=2", LOGITS | CHUNKS, marks=pytest.mark.check),
         pytest.param("tensor=4", LOGITS, marks=pytest.mark.full),
         pytest.param("data=2,tensor=4", LOGITS | CHUNKS, marks=pytest.mark.full),
     ],
