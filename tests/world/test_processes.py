@@ -20,7 +20,7 @@ from samestep.errors import TrainingFailed
 from samestep.launch import fork_client
 from samestep.launch.stacks import handles, place_of
 from samestep.message import message
-from samestep.world.processes import left_running, wait_for
+from samestep.world.processes import _ends_by_itself, left_running, wait_for
 
 SOURCE = Path(samestep.__file__).parent
 # Files with a wait of another kind: why it needs no watch.
@@ -129,3 +129,23 @@ def test_a_child_that_has_ended_and_waits_for_its_parent_is_not_left_running() -
         child.stdin.close()
         wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child lives")
         assert child.pid not in [process.pid for process in left_running()]
+
+
+def test_a_child_that_is_becoming_another_program_is_left_running() -> None:
+    """Linux shows no command line of it for a moment."""
+    words = Path("/proc/self/cmdline").read_bytes()
+    for _ in range(50):
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            os.read(reading, 1)
+            os.execvp("sleep", ["sleep", "986"])
+        child = psutil.Process(pid)
+        os.write(writing, b"1")
+        while Path(f"/proc/{pid}/cmdline").read_bytes() == words:
+            pass
+        ends_by_itself = _ends_by_itself(child)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+        assert not ends_by_itself

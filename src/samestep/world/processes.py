@@ -38,6 +38,7 @@ LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 STACKS = signal.SIGURG
 _stack_files: list[IO[str]] = []  # open as long as the process lives
 CHILD_S = 1.0  # how long a child has to end after a signal
+POLL_S = 0.01
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -73,9 +74,12 @@ def left_running() -> list[psutil.Process]:
 
 def _ends_by_itself(child: psutil.Process) -> bool:
     """Whether a process has ended, or is multiprocessing's resource tracker, which cleans up after its parent."""
+    until = time.monotonic() + CHILD_S
     try:
-        # A process that is about to be a zombie has no command line any more.
-        return not (words := child.cmdline()) or "resource_tracker" in " ".join(words)
+        # Linux shows no words of a process that is becoming another program, nor of one that is about to be a zombie.
+        while not (words := child.cmdline()) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return "resource_tracker" in " ".join(words)
     except psutil.NoSuchProcess:  # of which ZombieProcess is one
         return True
     except psutil.Error:
@@ -166,7 +170,6 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 TELL_S = 60.0  # until it is told where a process is; again after twice that, four times, …
 KILLED_S = 5.0  # for a process that was killed to be gone: one that waits for a disk may never be
 INTERRUPTED_S = 0.25  # as in subprocess.call
-POLL_S = 0.01
 
 
 class Waited(Protocol):
