@@ -57,7 +57,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("name", "file", "old", "new", "named"),
-    [pytest.param(*f, marks=in_turn(2, n) if n else (), id=f[0]) for n, f in enumerate(FAULTS)],
+    [pytest.param(*f, marks=in_turn(4, n) if n else (), id=f[0]) for n, f in enumerate(FAULTS)],
 )
 def test_a_planted_fault_is_caught(
     name: str, file: str, old: str, new: str, named: str, reference_rank: Ranks, tmp_path: Path

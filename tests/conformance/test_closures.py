@@ -80,7 +80,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=in_turn(2, n) if n else (), id=f.name) for n, f in enumerate(FAULTS)]
+    "fault", [pytest.param(f, marks=in_turn(4, n) if n else (), id=f.name) for n, f in enumerate(FAULTS)]
 )
 def test_a_planted_fault_is_caught(fault: Fault, reference_rank: Ranks, tmp_path: Path) -> None:
     # The number of evaluations must not depend on what the fault changes: ranks would wait for one another.

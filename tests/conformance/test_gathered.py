@@ -77,7 +77,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("job", "name", "file", "old", "new", "expected"),
-    [pytest.param(*f, marks=in_turn(2, n) if n else (), id=f[1]) for n, f in enumerate(FAULTS)],
+    [pytest.param(*f, marks=in_turn(4, n) if n else (), id=f[1]) for n, f in enumerate(FAULTS)],
 )
 def test_a_planted_fault_is_caught(
     job: str, name: str, file: str, old: str, new: str, expected: str, reference_rank: Ranks, tmp_path: Path

@@ -117,7 +117,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(
     ("job", "name", "file", "old", "new"),
-    [pytest.param(*fault, marks=in_turn(2, n) if n else (), id=fault[1]) for n, fault in enumerate(FAULTS)],
+    [pytest.param(*fault, marks=in_turn(4, n) if n else (), id=fault[1]) for n, fault in enumerate(FAULTS)],
 )
 def test_a_planted_fault_is_caught(
     job: str, name: str, file: str, old: str, new: str, reference_rank: Ranks, tmp_path: Path

@@ -43,7 +43,7 @@ def test_what_collate_draws_is_proven(ranks: Callable[[int], Ranks], reference_r
     assert verdict.verdict == "same", verdict
 
 
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=in_turn(2, n)) for n, name in enumerate(ENGINES)])
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=in_turn(4, n)) for n, name in enumerate(ENGINES)])
 def test_what_a_dataset_draws_is_proven_on_every_engine(
     engine: str, ranks: Callable[..., Ranks], reference_rank: Ranks
 ) -> None:

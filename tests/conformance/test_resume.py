@@ -59,7 +59,7 @@ def distance(out: Path, other: Path) -> float:
 
 FAST = {("alike adam", "fsdp"), ("gan", "zero")}
 CASES = [
-    pytest.param(job, engine, marks=() if (job, engine) in FAST else in_turn(2, row, column))
+    pytest.param(job, engine, marks=() if (job, engine) in FAST else in_turn(4, row, column))
     for row, job in enumerate(("alike adam", "stateful sgd", "gan", "lstm"))
     for column, engine in enumerate(("single", "ddp", "fsdp", "zero"))
 ] + [pytest.param("lbfgs", "single"), pytest.param("lbfgs", "ddp", marks=pytest.mark.check)]
@@ -243,7 +243,7 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("name", "file", "old", "new"),
     [
-        pytest.param(*fault, marks=in_turn(2, number) if number else (), id=fault[0])
+        pytest.param(*fault, marks=in_turn(4, number) if number else (), id=fault[0])
         for number, fault in enumerate(FAULTS)
     ],
 )

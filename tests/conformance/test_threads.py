@@ -27,7 +27,7 @@ def observed(record: Record, size: int) -> dict[tuple[int, str], TrainingRecord]
 
 
 @pytest.mark.parametrize(
-    ("engine", "job", "size"), [pytest.param(*case, marks=in_turn(5, number)) for number, case in enumerate(CASES)]
+    ("engine", "job", "size"), [pytest.param(*case, marks=in_turn(8, number)) for number, case in enumerate(CASES)]
 )
 def test_threads_train_what_processes_do(engine: str, job: str, size: int, kept: KeptRanks) -> None:
     """At 2 ranks to the last bit. From 3 on processes add in the order of gloo's ring, threads in that of the ranks."""

@@ -61,7 +61,7 @@ def test_it_takes_the_step_of_one_process(mesh: str, complete: bool, reference_r
     ("engine", "mesh"),
     [
         pytest.param("tensor", "tensor=2", marks=pytest.mark.full),
-        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.full),
         pytest.param("tensor", "tensor=4", marks=pytest.mark.full),
         pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
         pytest.param("fsdp", "shard=3,tensor=2", marks=pytest.mark.full),
@@ -83,7 +83,7 @@ CHUNKS = {"sequence_parallel": "true"}
         pytest.param("tensor", "tensor=2", marks=pytest.mark.full),
         pytest.param("tensor", "data=2,tensor=2", marks=pytest.mark.full),
         pytest.param("tensor", "tensor=4", marks=pytest.mark.check),
-        pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.check),
+        pytest.param("fsdp", "shard=2,tensor=2", marks=pytest.mark.full),
         pytest.param("fsdp", "data=2,shard=2,tensor=2", marks=pytest.mark.full),
     ],
 )

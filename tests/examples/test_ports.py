@@ -38,7 +38,7 @@ def test_a_port_is_proven(name: str, folder: Path) -> None:
     check(prove(name, 2, ("ddp",), folder))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=in_turn(3, number)) for number, name in enumerate(LEARNT)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=in_turn(6, number)) for number, name in enumerate(LEARNT)])
 def test_every_port_is_proven(name: str, folder: Path) -> None:
     """At 3 ranks, on DDP, or on its other engine where it does what is another code there; `make ports` proves each on
     all of its engines, at 2 ranks, too."""

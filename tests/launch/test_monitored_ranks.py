@@ -13,7 +13,7 @@ import pytest
 
 from budget import budget, wait_until
 from command import samestep
-from lane_marks import in_turn
+from lane_marks import CHECK, FULL, in_turn
 from said import tells
 from samestep.launch import monitored_ranks, rank_meter, stacks
 from samestep.launch.rank_meter import RankMeter, memory_of
@@ -49,7 +49,7 @@ def monitored(
     return samestep("monitor", *options, "--", *launch, out=None, cwd=folder)
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=in_turn(4, number)) for number, fault in enumerate(HANGS)])
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=in_turn(8, number)) for number, fault in enumerate(HANGS)])
 def test_the_rank_that_hangs_and_its_line_are_named(fault: str, tmp_path: Path) -> None:
     options = ["--out", "out", "--stall", f"{budget(2):g}", "--end-hung"]
     done = monitored(fault, tmp_path, *options)
@@ -77,13 +77,14 @@ def test_a_long_evaluation_is_no_hang(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "hang.txt").exists()
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("error", "rank 1 failed first: ValueError: a wrong row, at monitored.py:"),
-        ("unready", "rank 1 failed first: ValueError: no data, at monitored.py:"),  # before its process group
-        ("kill", "rank 1 ended first, after 6 optimizer steps, without an exception"),
+        pytest.param("error", "rank 1 failed first: ValueError: a wrong row, at monitored.py:", marks=CHECK),
+        pytest.param(
+            "unready", "rank 1 failed first: ValueError: no data, at monitored.py:", marks=FULL
+        ),  # before its process group
+        pytest.param("kill", "rank 1 ended first, after 6 optimizer steps, without an exception", marks=CHECK),
     ],
 )
 def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) -> None:
@@ -101,8 +102,7 @@ def test_an_exception_of_the_launcher_is_no_ranks(tmp_path: Path, monkeypatch: p
     assert tells(done.stderr, "rank_was_ended", rank=1, steps=6), done.stderr
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("start", ["spawn", "process"])
+@pytest.mark.parametrize("start", [pytest.param("spawn", marks=CHECK), pytest.param("process", marks=FULL)])
 def test_an_exception_that_a_function_of_a_process_raises_is_seen(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,14 +195,13 @@ def test_work_is_told_from_rest() -> None:
     assert more.is_more_than(rest)
 
 
-@pytest.mark.check
 @pytest.mark.parametrize(
     ("fault", "says", "why"),
     [
-        ("slow_compute", "rank 1 is slow: ", "it computes for "),
-        ("slow_data", "rank 1 is slow: ", "for data, and the others "),
-        ("loader", "the training waits ", "num_workers="),
-        ("none", "", ""),
+        pytest.param("slow_compute", "rank 1 is slow: ", "it computes for ", marks=FULL),
+        pytest.param("slow_data", "rank 1 is slow: ", "for data, and the others ", marks=CHECK),
+        pytest.param("loader", "the training waits ", "num_workers=", marks=FULL),
+        pytest.param("none", "", "", marks=CHECK),
     ],
 )
 def test_what_makes_the_training_slow_is_named(fault: str, says: str, why: str, tmp_path: Path) -> None:

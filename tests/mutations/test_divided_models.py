@@ -55,7 +55,7 @@ def test_every_fault_applies() -> None:
 
 @pytest.mark.parametrize(
     "healthy",
-    [pytest.param(fault, marks=in_turn(2, number)) for number, fault in enumerate(HEALTHY)],
+    [pytest.param(fault, marks=in_turn(3, number)) for number, fault in enumerate(HEALTHY)],
     ids=[f"{healthy.engine} {healthy.mesh} {healthy.jobs[0]} {[*healthy.settings]}" for healthy in HEALTHY],
 )
 def test_without_a_fault_it_is_the_same_step(healthy: Fault, references: References) -> None:
@@ -64,7 +64,7 @@ def test_without_a_fault_it_is_the_same_step(healthy: Fault, references: Referen
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=in_turn(9, number)) for number, fault in enumerate(FAULTS)],
+    [pytest.param(fault, marks=in_turn(18, number)) for number, fault in enumerate(FAULTS)],
     ids=[fault.name for fault in FAULTS],
 )
 def test_a_fault_is_caught(fault: Fault, references: References) -> None:
@@ -83,8 +83,7 @@ LOCATED = (
 )
 
 
-@pytest.mark.parametrize("name", LOCATED)
-@pytest.mark.check
+@pytest.mark.parametrize("name", [pytest.param(name, marks=in_turn(2, row)) for row, name in enumerate(LOCATED)])
 def test_its_axis_and_its_module_are_named(name: str, references: References) -> None:
     (row,) = plant(next(fault for fault in FAULTS if fault.name == name), references, threads=True, where=True)
     assert row["axes_right"] and row["module_right"], row

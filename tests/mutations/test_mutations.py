@@ -29,13 +29,13 @@ PLANTED = [(fault, size) for fault in FAULTS for size in sizes_of(fault, SIZES)]
 
 
 def lane_of(fault: Fault, size: int) -> tuple[pytest.MarkDecorator, ...]:
-    """Every fourth fault at 2 or at 3 ranks, in turn; `make full` plants all, and record.py all through the command."""
+    """Every eighth fault at 2 or at 3 ranks, in turn; `make full` plants all, and record.py all through the command."""
     number = FAULTS.index(fault)
     if fault.name in QUICK and size == 2:
         return ()
     if fault.name in OFTEN and size == 2:
         return (CHECK,)
-    return (CHECK if size == 1 or (number % 4 == 0 and size == SIZES[number // 4 % 2]) else FULL,)
+    return (CHECK if number % 8 == 0 and size == SIZES[number // 8 % 2] else FULL,)
 
 
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")

@@ -34,8 +34,9 @@ PLANTED += [fault for fault in FAULTS if fault.script == GROUPS]
 BY_ARGUMENTS = ("gradients_summed_over_ranks", "gradients_divided_by_ranks_again", "replica_begins_apart")
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("twin", [pytest.param(twin, id=twin.name) for twin in HEALTHY])
+@pytest.mark.parametrize(
+    "twin", [pytest.param(twin, id=twin.name, marks=in_turn(2, n)) for n, twin in enumerate(HEALTHY)]
+)
 def test_a_script_that_divides_by_hand_is_right(twin: Healthy, tmp_path: Path) -> None:
     ranks = ranks_of(twin)
     results = checked(text_of(twin), tmp_path, script_arguments=twin.arguments.split(), nproc=ranks)
@@ -44,7 +45,7 @@ def test_a_script_that_divides_by_hand_is_right(twin: Healthy, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(2, n)) for n, fault in enumerate(PLANTED)]
+    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(4, n)) for n, fault in enumerate(PLANTED)]
 )
 def test_a_fault_of_what_is_divided_by_hand_is_named(fault: Fault, tmp_path: Path) -> None:
     ranks = ranks_of(fault)

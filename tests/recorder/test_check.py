@@ -31,11 +31,11 @@ IN_THE_FAST_LANE += [("accumulate", "not divided"), ("fsdp2", "not divided")]
 def lane_of(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
     if (fault.script, fault.name) in IN_THE_FAST_LANE:
         return ()
-    return (CHECK if fault in CHECKED else FULL,)
+    return (in_turn(2, CHECKED.index(fault)) if fault in CHECKED else FULL,)
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param(name, marks=() if name == "ddp" else in_turn(2, n)) for n, name in enumerate(HEALTHY)]
+    "script", [pytest.param(name, marks=() if name == "ddp" else in_turn(4, n)) for n, name in enumerate(HEALTHY)]
 )
 def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
     if script == "horovod_loop":

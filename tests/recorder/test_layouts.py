@@ -31,7 +31,10 @@ PLANTED += [fault for fault in FAULTS if fault.script == "transformers_plan" and
 
 @pytest.mark.parametrize(
     "twin",
-    [pytest.param(twin, id=twin.name, marks=() if "sequence" in twin.name else pytest.mark.check) for twin in HEALTHY],
+    [
+        pytest.param(twin, id=twin.name, marks=() if "sequence" in twin.name else in_turn(2, n))
+        for n, twin in enumerate(HEALTHY)
+    ],
 )
 def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
     ranks = ranks_of(twin)
@@ -42,7 +45,7 @@ def test_a_healthy_layout_is_right(twin: Healthy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(2, n)) for n, fault in enumerate(PLANTED)]
+    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(4, n)) for n, fault in enumerate(PLANTED)]
 )
 def test_a_fault_of_a_layout_is_named(fault: Fault, tmp_path: Path) -> None:
     ranks = ranks_of(fault)

@@ -40,7 +40,7 @@ LINEAR = "self.layers = nn.ModuleList("
 
 @pytest.mark.parametrize(
     "twin",
-    [pytest.param(twin, id=twin.name, marks=() if twin == HEALTHY[0] else pytest.mark.check) for twin in HEALTHY],
+    [pytest.param(twin, id=twin.name, marks=in_turn(3, n) if n else ()) for n, twin in enumerate(HEALTHY)],
 )
 def test_a_healthy_pipeline_is_right(twin: Healthy, tmp_path: Path) -> None:
     ranks = ranks_of(twin)
@@ -52,7 +52,7 @@ def test_a_healthy_pipeline_is_right(twin: Healthy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(2, n)) for n, fault in enumerate(PLANTED)]
+    "fault", [pytest.param(fault, id=fault.name, marks=in_turn(4, n)) for n, fault in enumerate(PLANTED)]
 )
 def test_a_fault_of_a_pipeline_is_named(fault: Fault, tmp_path: Path) -> None:
     ranks = ranks_of(fault)

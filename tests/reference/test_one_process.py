@@ -138,7 +138,7 @@ FEW = (
     "untrained",
 )
 CASES = [
-    pytest.param(name, replicas, marks=() if name in FEW and replicas == 2 else in_turn(2, number, replicas))
+    pytest.param(name, replicas, marks=() if name in FEW and replicas == 2 else in_turn(4, number, replicas))
     for number, name in enumerate(ANSWERS)
     for replicas in (2, 3)
 ]

@@ -28,8 +28,8 @@ CHECKED_PAIRS = [pair for pair in pairs() if pair.first != pair.then or {pair.si
 def lane_of(pair: Pair) -> pytest.MarkDecorator:
     """Of an engine that continues itself, onto more or onto fewer ranks, in turn; and every fourth pair of engines."""
     if pair.first == pair.then:
-        return in_turn(2, [*THEMSELVES].index(pair.first), int(pair.size < pair.then_size))
-    return in_turn(6, OTHERS.index(pair.first), OTHERS.index(pair.then), 3)  # ddp to single, single to ddp, …
+        return in_turn(4, [*THEMSELVES].index(pair.first), int(pair.size < pair.then_size))
+    return in_turn(12, OTHERS.index(pair.first), OTHERS.index(pair.then), 3)  # ddp to single, single to ddp, …
 
 
 RECORDS = SOURCE.parent / "results"
@@ -124,7 +124,7 @@ def test_every_fault_applies() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        fault if fault.name in QUICK_FAULTS else pytest.param(fault, marks=in_turn(3, number))
+        fault if fault.name in QUICK_FAULTS else pytest.param(fault, marks=in_turn(6, number))
         for number, fault in enumerate(FAULTS)
     ],
     ids=lambda fault: fault.name,

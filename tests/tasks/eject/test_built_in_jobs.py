@@ -33,7 +33,7 @@ IMPORTS = "torchmetrics.text torchmetrics.classification transformers.models.ber
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(job, marks=CHECK if job == "digits" else in_turn(2, number))
+        pytest.param(job, marks=CHECK if job == "digits" else in_turn(4, number))
         for number, job in enumerate(builtin_names())
     ],
 )

@@ -144,7 +144,7 @@ def test_the_line_at_its_head_starts_it(engine: str, without_samestep: dict[str,
         ("ddp", {"every": "step"}),
         ("ddp", {"every": "epoch", "arch": "batchnorm"}),  # rank 0 too has a micro-batch without rows
         *(
-            pytest.param(engine, {"every": every}, marks=in_turn(2, row, column))
+            pytest.param(engine, {"every": every}, marks=in_turn(4, row, column))
             for row, engine in enumerate(OTHERS)
             for column, every in enumerate(("step", "epoch"))
         ),
@@ -177,7 +177,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize(
     ("engine", "chosen"),
-    [pytest.param(*each, marks=in_turn(4, number)) for number, each in enumerate(CHOSEN)],
+    [pytest.param(*each, marks=in_turn(8, number)) for number, each in enumerate(CHOSEN)],
     ids=lambda value: str(value),
 )
 def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path) -> None:
