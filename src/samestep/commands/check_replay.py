@@ -22,6 +22,7 @@ from samestep.proof.script.layout import ByHand, Layout, TensorLayout
 from samestep.proof.script.replay import judge_replay, not_replayed
 from samestep.proof.script.replica_causes import cause_within_replica
 from samestep.proof.script.replicas import of_one_replica
+from samestep.proof.script.warnings import leaves_training_mode
 from samestep.records.files import read, write
 from samestep.records.findings import Finding
 from samestep.records.record import Record
@@ -137,6 +138,8 @@ def _why_not(ranks: Sequence[ScriptRecord], folder: Path) -> Message | None:
         return message("pipeline_stages_not_replayed")
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return message("batches_not_kept")
+    if any(map(leaves_training_mode, ranks)):
+        return message("trained_in_evaluation_mode")
     return None
 
 

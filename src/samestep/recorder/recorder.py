@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.job.foreign import ById, parameters_in
 from samestep.rank.hooks import Hooks
@@ -28,6 +27,7 @@ from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
+from samestep.recorder.optimizer_steps import OptimizerSteps
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
@@ -111,67 +111,6 @@ class Closures:
             write(self._path, ClosureRecord(self._calls, step + done))
 
 
-class OptimizerSteps:
-    """Calls back around each outermost step of an optimizer: a wrapper calls the optimizer that it wraps.
-
-    begin: before the first; take: where the gradients are whole, and again after each call of a closure; around_call:
-    before and after such a call; end: after the step. only: whose steps count; None: every optimizer's.
-    """
-
-    def __init__(
-        self,
-        *,
-        begin: Callable[[], None],
-        take: Callable[[], None],
-        around_call: Callable[[Callable[[], Any]], Any],
-        end: Callable[[Optimizer], None],
-    ) -> None:
-        self._begin, self._take, self._around_call, self._end = begin, take, around_call, end
-        self.only: Optimizer | None = None
-        self.depth = 0  # how many steps are inside of each other
-        self._hooks: list[Any] = []
-
-    def attach(self) -> None:
-        self._hooks = [
-            register_optimizer_step_pre_hook(recorder_guard.hook(self._before)),
-            register_optimizer_step_post_hook(recorder_guard.hook(self.after)),
-        ]
-
-    def detach(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self.only = [], None
-
-    def _counts(self, optimizer: Optimizer) -> bool:
-        return bool(self._hooks) and (self.only is None or optimizer is self.only)
-
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if not self._counts(optimizer):
-            return None
-        self.depth += 1
-        if self.depth == 1:
-            self._begin()
-        closure = kwargs.get("closure")
-        if closure is None:
-            closure = next((value for value in args[1:] if callable(value)), None)
-        if closure is None:
-            self._take()
-            return None
-
-        def wrapped(*a: Any, **k: Any) -> Any:
-            return recorder_guard.call(self._around_call, functools.partial(closure, *a, **k))
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": wrapped}
-        return tuple(wrapped if value is closure else value for value in args), kwargs
-
-    def after(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        if self._counts(optimizer):
-            self.depth -= 1
-            if not self.depth:
-                self._end(optimizer)
-
-
 class Recorder:
     """Records this process's training from `attach` on. enough: called after the last step that was asked.
 
@@ -212,6 +151,8 @@ class Recorder:
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self.group_operations, self._first_forward = GroupOperations(world.rank), FirstForward(self._sites_are_users)
         self._located = ById[None]()  # objects whose lines are noted
+        # The last forward with gradients in evaluation mode, of which no backward pass was seen yet.
+        self._undecided: tuple[nn.Module, Any] | None = None
         self._sites = CallSites(str(folder), lambda: len(self.steps))
         self.pipelines = Pipelines(
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
@@ -326,6 +267,7 @@ class Recorder:
             # In training mode it is a rollout.
             with_loss = not patches.is_in_training_mode(module) and holds_loss(output, graph=False)
             self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), with_loss)
+            self._undecided = (module, (args, kwargs)) if torch.is_grad_enabled() else None
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
@@ -385,6 +327,7 @@ class Recorder:
 
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """Begins a training forward of an outermost module."""
+        self._undecided = None
         self._evaluations.trains()
         self._note_forward("forward", module)
         self._add_module(module)
@@ -393,6 +336,9 @@ class Recorder:
         micro_batch = self.window.current()
         rows = rows_of(inputs)
         micro_batch.rows += rows
+        micro_batch.in_evaluation_mode = (
+            micro_batch.in_evaluation_mode or not micro_batch.forwards
+        ) and not patches.is_in_training_mode(module)
         micro_batch.forwards += 1
         self._row_draws.train(len(self.steps), len(rows), inputs)
         numbers = self.loaders.trained(rows)
@@ -419,6 +365,7 @@ class Recorder:
         heartbeat.begin(BACKWARD, len(self.steps))
         self._backward_depth += 1
         if self._backward_depth == 1:
+            self.timed(self._decide_forward)()
             self.timed(self.parameters.begin_backward)()
         scalar = scalar_of(loss)
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
@@ -433,6 +380,13 @@ class Recorder:
             micro_batch = self.window.current()
             micro_batch.losses = micro_batch.losses or losses
             micro_batch.value = float(scalar.detach()) if micro_batch.value is None else micro_batch.value
+
+    def _decide_forward(self) -> None:
+        """Takes a forward pass in evaluation mode for a training one where a backward pass follows, and no other one
+        was in training mode."""
+        if self._undecided and not self.window.current().forwards:
+            self._evaluations.take_back()
+            self._begin_forward(*self._undecided)
 
     def _end_backward(self) -> None:
         self._backward_depth -= 1

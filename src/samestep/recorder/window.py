@@ -69,9 +69,17 @@ class MicroBatch:
     passes: list[int] = field(default_factory=list)
     forwards: int = 0
     value: float | None = None
+    in_evaluation_mode: bool = False
 
     def record(self) -> MicroBatchRecord:
-        return MicroBatchRecord(self.rows, self.losses, self.passes, self.forwards, self.value)
+        return MicroBatchRecord(
+            rows=self.rows,
+            losses=self.losses,
+            passes=self.passes,
+            forwards=self.forwards,
+            value=self.value,
+            in_evaluation_mode=self.in_evaluation_mode,
+        )
 
 
 @dataclass

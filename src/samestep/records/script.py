@@ -133,6 +133,8 @@ class MicroBatchRecord:
     passes: list[int] = field(default_factory=list)
     forwards: int = 0
     value: float | None = None
+    in_evaluation_mode: bool = False
+    """Whether all of its forward passes were in evaluation mode, as those of a model whose eval() was called."""
 
 
 @dataclass(frozen=True)

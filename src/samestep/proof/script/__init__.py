@@ -73,7 +73,10 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     layout = Layout.of(ranks)
     if steps:
         findings += _of_layout(layout, ranks, record)
-        findings += [collectives(ranks), saves(ranks), *warnings(ranks)]
+        mistakes = warnings(ranks)
+        wrong = {finding.question for finding in mistakes if finding.answer == "differs"}
+        findings = [finding for finding in findings if finding.answer != "right" or finding.question not in wrong]
+        findings += [collectives(ranks), saves(ranks), *mistakes]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     results = CheckResults(
         script=plan.script,

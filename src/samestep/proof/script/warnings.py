@@ -1,5 +1,4 @@
-"""Warnings of mistakes that all ranks make in the same way, so that no two ranks differ, and of different steps of
-ranks."""
+"""Mistakes that all ranks make in the same way, so that no two ranks differ, and different steps and modes of ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ import numpy as np
 
 from samestep.bounds import CONSTANT_LOSS_APART, CONSTANT_LOSS_FROM
 from samestep.message import message
-from samestep.proof.script.findings import Ranks, common_steps
+from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.records.findings import Finding
+from samestep.records.script import ScriptRecord, StepRecord
 
 STILL = 0.5  # the share of elements that do not move, from which on there is a warning
 FEWEST_STEPS = 4
@@ -18,9 +18,35 @@ RISES = 1.05
 
 
 def warnings(ranks: Ranks) -> list[Finding]:
-    """Returns the warnings; none where nothing is seen."""
-    checks = (gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
+    """Returns what is seen of these; none where nothing is."""
+    checks = (modes, gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
     return [finding for check in checks if (finding := check(ranks))]
+
+
+def modes(ranks: Ranks) -> Finding | None:
+    """Finds the first step that some ranks train in evaluation mode, or that all do after steps in training mode.
+
+    Where all do, one process would do the same: that is a warning.
+    """
+    for step in common_steps(ranks):
+        left = [rank.rank for rank in ranks if _is_in_evaluation_mode(rank.steps[step])]
+        said = message("left_in_evaluation_mode", ranks=left, step=step)
+        if 0 < len(left) < len(ranks):
+            pair = {"expected": message("training_mode"), "found": message("evaluation_mode")}
+            return differs("gradient", "mode", said, step=step, rank=left[0], **pair)
+        if left and leaves_training_mode(ranks[0], step + 1):
+            return Finding("gradient", "warning", said)
+    return None
+
+
+def leaves_training_mode(rank: ScriptRecord, steps: int | None = None) -> bool:
+    """Returns whether a rank trains in evaluation mode after a step in training mode. steps: of so many, or of all."""
+    in_evaluation_mode = [_is_in_evaluation_mode(step) for step in rank.steps[:steps]]
+    return any(in_evaluation_mode) and not all(in_evaluation_mode)
+
+
+def _is_in_evaluation_mode(step: StepRecord) -> bool:
+    return any(micro_batch.in_evaluation_mode for micro_batch in step.micro_batches)
 
 
 def gathers(ranks: Ranks) -> Finding | None:

@@ -308,4 +308,15 @@ FAULTS = (
         "what is best is decided by the rank's own half of the rows",
         harm="metric",
     ),
+    Fault(
+        "nanogpt",
+        "left_in_evaluation_mode",
+        "flush=True)\n        model.train()\n",
+        "flush=True)\n",
+        "        model.eval()",
+        ("gradient",),
+        "evaluation mode",
+        "rank 0 trains without dropout, the others with it",
+        arguments="--dropout 0.1",
+    ),
 )
