@@ -32,8 +32,8 @@ def modes(ranks: Ranks) -> Finding | None:
         left = [rank.rank for rank in ranks if _is_in_evaluation_mode(rank.steps[step])]
         said = message("left_in_evaluation_mode", ranks=left, step=step)
         if 0 < len(left) < len(ranks):
-            pair = {"expected": message("training_mode"), "found": message("evaluation_mode")}
-            return differs("gradient", "mode", said, step=step, rank=left[0], **pair)
+            training, evaluation = message("training_mode"), message("evaluation_mode")
+            return differs("gradient", "mode", said, step=step, rank=left[0], expected=training, found=evaluation)
         if left and leaves_training_mode(ranks[0], step + 1):
             return Finding("gradient", "warning", said)
     return None
