@@ -54,8 +54,9 @@ from samestep.records.collectives import CollectivePlan
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ATTEMPT, ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
-from samestep.records.script import PLAN as SCRIPT
-from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import PLAN as SCRIPT
+from samestep.records.script_plan import ScriptPlan
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main, probe_main
 from samestep.tasks.play_reference import play_reference

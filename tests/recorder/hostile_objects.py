@@ -135,7 +135,7 @@ def collated(rows: list[Any]) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         from samestep.recorder.recorder import Recorder
-        from samestep.records.script import ScriptPlan
+        from samestep.records.script_plan import ScriptPlan
         from samestep.world import World
 
         recorder = Recorder(ScriptPlan(sys.argv[1], 0.0, "train.py", steps=99), World.from_env({}), lambda _: None)

@@ -17,7 +17,8 @@ from recorder.replay_faults import REPLAY_FAULTS
 from recorder.test_replay import answers
 from samestep.message import message
 from samestep.records.files import read
-from samestep.records.script import CLOSURES, PLAN, ClosureRecord
+from samestep.records.script import CLOSURES, ClosureRecord
+from samestep.records.script_plan import PLAN
 from samestep.report.language import text
 
 STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]

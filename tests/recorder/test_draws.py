@@ -18,18 +18,8 @@ from samestep.recorder.recorder import Closures, Recorder
 from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.replay_saver import ReplayData
 from samestep.records.files import read
-from samestep.records.script import (
-    CLOSURES,
-    END,
-    KEPT,
-    START,
-    ClosureRecord,
-    MicroBatchRecord,
-    ReplayPlan,
-    ReplayRecord,
-    ScriptPlan,
-    StepRecord,
-)
+from samestep.records.script import CLOSURES, ClosureRecord, MicroBatchRecord, StepRecord
+from samestep.records.script_plan import END, KEPT, START, ReplayPlan, ReplayRecord, ScriptPlan
 from samestep.records.tensor_files import write_state
 from samestep.world import World
 

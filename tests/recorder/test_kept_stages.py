@@ -13,7 +13,7 @@ from torch import fx, nn
 from samestep.rank.hooks import Hooks
 from samestep.recorder.chain import Chain
 from samestep.recorder.pipelines import SCHEDULES, STAGE, TRACER, KeptStages, Pipelines, TracedStages, weights_of
-from samestep.records.script import StageRecord
+from samestep.records.divided_models import StageRecord
 from samestep.world import World
 
 

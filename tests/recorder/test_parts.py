@@ -44,17 +44,8 @@ from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.replay_saver import ReplaySaver
 from samestep.recorder.window import MicroBatch, Window, compress
-from samestep.records.script import (
-    BUCKETS,
-    COMPRESSED,
-    KEPT,
-    MICRO_BATCHES,
-    ClipRecord,
-    LossRecord,
-    ReplayPlan,
-    ReplayRecord,
-    ScriptPlan,
-)
+from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, ClipRecord, LossRecord
+from samestep.records.script_plan import KEPT, ReplayPlan, ReplayRecord, ScriptPlan
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")

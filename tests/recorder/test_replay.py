@@ -15,7 +15,7 @@ from recorder.plant import checked, text_of
 from samestep.commands.check_replay import copy_beside, copy_folder
 from samestep.records.files import from_json
 from samestep.records.findings import CheckResults, DiffResults, question_of
-from samestep.records.script import ScriptPlan
+from samestep.records.script_plan import ScriptPlan
 
 
 def answers(results: CheckResults | DiffResults) -> dict[str, str]:

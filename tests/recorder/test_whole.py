@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from samestep.recorder.recorder import Recorder
 from samestep.records.files import as_json
-from samestep.records.script import ScriptPlan
+from samestep.records.script_plan import ScriptPlan
 from samestep.world import World
 
 recorder = Recorder(ScriptPlan(sys.argv[1], 0.0, "train.py", steps=99), World.from_env({}), lambda _: None)

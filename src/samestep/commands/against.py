@@ -39,7 +39,8 @@ from samestep.records.findings import DiffResults, Finding
 from samestep.records.record import Record
 from samestep.records.redaction import redacted_text
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.language import with_english
 from samestep.world.regular_files import make_folder, read_regular
 

@@ -40,7 +40,8 @@ from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.runs import ResultsIdentity
-from samestep.records.script import CLOSURES, PLAN, STEP, ClosureRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import CLOSURES, STEP, ClosureRecord, ScriptRecord
+from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.language import with_english
 from samestep.version import __version__
 from samestep.world import RankVariables, become_worker

@@ -20,7 +20,8 @@ from samestep.proof.script.slices import Unclipped, findings_along_data, unclipp
 from samestep.records.files import read
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record
-from samestep.records.script import KEPT, REPLAY_FOLDER, ReplayRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import KEPT, REPLAY_FOLDER, ReplayRecord, ScriptPlan
 
 
 def judged_by_hand(

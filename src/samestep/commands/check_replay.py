@@ -26,16 +26,8 @@ from samestep.proof.script.warnings import leaves_training_mode
 from samestep.records.files import read, write
 from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import (
-    KEPT,
-    PLAN,
-    REPLAY_FOLDER,
-    REPLAYED,
-    ReplayPlan,
-    ReplayRecord,
-    ScriptPlan,
-    ScriptRecord,
-)
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import KEPT, PLAN, REPLAY_FOLDER, REPLAYED, ReplayPlan, ReplayRecord, ScriptPlan
 from samestep.world.regular_files import make_folder, read_regular, remove_made_folder
 
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process

@@ -16,7 +16,7 @@ from samestep.commands.setup import check_rank_number
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.records.redaction import redacted
-from samestep.records.script import ScriptPlan
+from samestep.records.script_plan import ScriptPlan
 
 
 @dataclass(frozen=True)

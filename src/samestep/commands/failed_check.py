@@ -14,7 +14,8 @@ from samestep.proof.script.failures import lines_of
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.files import read
 from samestep.records.record import RankError
-from samestep.records.script import PLAN, UNFINISHED, ScriptPlan, ScriptRecord
+from samestep.records.script import UNFINISHED, ScriptRecord
+from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.world.imports import is_users_code
 from samestep.world.regular_files import read_regular
 

@@ -18,7 +18,8 @@ from samestep.proof.script.sites import files_of
 from samestep.proof.script.suggested_patches import Patch, patch_of
 from samestep.records.files import read, replace_text
 from samestep.records.findings import CheckResults, Finding, FixRecord
-from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import ScriptPlan
 
 PATCHES = 3  # the most patches that are tried, each on top of the last
 COPY, RECORDS = "patched{}", "patched{}-records"  # in the folder of the records

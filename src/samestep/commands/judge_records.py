@@ -20,7 +20,8 @@ from samestep.records.files import read, write
 from samestep.records.findings import CheckResults, DiffResults
 from samestep.records.record import Record, rank_files
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.check import show_check
 from samestep.report.language import with_english
 

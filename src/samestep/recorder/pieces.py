@@ -11,7 +11,7 @@ from samestep.job.foreign import is_a
 from samestep.job.walk import known_leaves
 from samestep.rank.hooks import Hooks
 from samestep.rank.shards import place_of
-from samestep.records.script import Kind, MeshRecord, PieceRecord
+from samestep.records.divided_models import Kind, MeshRecord, PieceRecord
 
 DTENSOR = "torch.distributed.tensor"
 

@@ -48,10 +48,10 @@ from samestep.records.script import (
     ClosureRecord,
     GroupSettings,
     LoopRecord,
-    ScriptPlan,
     ScriptRecord,
     StepRecord,
 )
+from samestep.records.script_plan import ScriptPlan
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 

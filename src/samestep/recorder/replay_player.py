@@ -46,7 +46,8 @@ from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.recorder.sharding import load_whole, raw_engine_gradients, refresh_engine, values_held, whole_of
 from samestep.recorder.whole_weights import WholeWeights
-from samestep.records.script import END, KEPT, START, STATISTICS, Distance, Feed, ReplayPlan, ReplayRecord
+from samestep.records.script import STATISTICS
+from samestep.records.script_plan import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
 from samestep.records.tensor_files import read_arrays
 
 

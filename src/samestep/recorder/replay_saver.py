@@ -25,7 +25,7 @@ from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness, torch_state
 from samestep.recorder.recorder import Recorder
-from samestep.records.script import END, KEPT, START
+from samestep.records.script_plan import END, KEPT, START
 from samestep.records.tensor_files import write_state
 from samestep.world import World
 from samestep.world.regular_files import open_new

@@ -27,7 +27,8 @@ from samestep.recorder.replay_saver import ReplaySaver
 from samestep.recorder.spawned_ranks import patch_spawned_ranks
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
-from samestep.records.script import PLAN, REPLAYED, UNFINISHED, ReplayRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import UNFINISHED, ScriptRecord
+from samestep.records.script_plan import PLAN, REPLAYED, ReplayRecord, ScriptPlan
 from samestep.world import World
 from samestep.world.become_worker import SCRIPT
 from samestep.world.imports import forget_hidden_modules

@@ -24,7 +24,8 @@ from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
 from samestep.records.record import RankError
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.world import World
 from samestep.world.imports import module_arguments
 from samestep.world.processes import wait_for

@@ -15,34 +15,49 @@ STAGES = "rank{}.stages.pkl"  # what a rank keeps of its stages
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One step that the chain has played. recorded, played: of each replica and micro-batch, the loss.
-
-    norms: parameter -> the norm of its gradient, the mean over replicas and micro-batches, of tied ones the sum of the
-    copies'. norm: of all together, each tied weight once.
-    """
+    """One step that the chain has played."""
 
     recorded: list[float]
+    """Loss that the ranks computed, for each replica and micro-batch."""
+
     played: list[float]
+    """Loss that the chain computed, for each replica and micro-batch."""
+
     norms: Mapping[str, float]
+    """Parameter -> norm of its gradient, which is the mean over the replicas and, where the loss is a mean, over the
+    micro-batches. For tied parameters it is the norm of the sum of the copies' gradients."""
+
     norm: float
+    """Norm of all gradients together, with each tied weight once."""
 
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """What one process computes of the stages. why_not: the reason for which it cannot be judged; None where it can.
-
-    replicas: the ranks of each pipeline. stages: the parameters of each. micro_batches: of one replica's step.
-    reduction: of the loss over a batch. ties: names of the copies of one weight, in several stages. whole_loss: of the
-    first batch, not cut into micro-batches; None where random numbers, or BatchNorm, make another one of it. weight:
-    of the one term that the loss function returns; None where it has several, or another kind.
-    """
+    """What one process computes of the stages of a pipeline."""
 
     why_not: Message | None = None
+    """Reason for which the pipeline cannot be judged. None: it can be judged."""
+
     replicas: list[list[int]] = field(default_factory=list)
+    """Ranks of each pipeline."""
+
     stages: list[list[str]] = field(default_factory=list)
+    """Names of each stage's parameters."""
+
     micro_batches: int = 1
+    """Number of micro-batches of one replica's step."""
+
     reduction: Literal["mean", "sum"] = "mean"
+    """How the loss of a batch follows from the losses of its micro-batches."""
+
     ties: list[list[str]] = field(default_factory=list)
+    """Names of the copies of one weight in several stages, for each such weight."""
+
     whole_loss: float | None = None
+    """Loss of the first batch, not cut into micro-batches. None: random numbers or BatchNorm make it another one."""
+
     weight: float | None = None
+    """Weight of the one term that the loss function returns. None: it returns several terms, or one of another kind."""
+
     steps: list[ChainStep] = field(default_factory=list)
+    """Steps that the chain has played."""

@@ -2,20 +2,19 @@
 
 A rank writes `rankR.json`, a ScriptRecord, and `rankR.stepS.npz`, the gradients of step S: see LOCAL. For a replay, in
 which one process takes the steps again, fed with what all ranks have read, it also keeps `rankR.kept.pt`, and rank 0
-the weights before the first and after the last step. The replay writes `rank0.json` as any rank, and `replay.json`.
+the weights before the first and after the last step. What a launch is to do, and how a replay went: script_plan.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from samestep.message import Message
 from samestep.records.call_site import CallRecord
-from samestep.records.divided_models import HeldPiece, ModuleRecord, TalkRecord
+from samestep.records.divided_models import MeshRecord, ModuleRecord, PieceRecord, StageRecord, TalkRecord
 
-PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
@@ -32,13 +31,6 @@ BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
 NO_LOADER = -1  # stands for the number of a pass
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # BatchNorm's buffers: each rank's own by design
-
-REPLAYED = "replay.json"
-REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
-KEPT = "rank{}.kept.pt"
-START, END = "start", "end"  # the names of rank 0's arrays
-# How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
-Feed = Literal["whole", "by rank", "in turn"]
 A = TypeVar("A")  # an array
 
 
@@ -48,240 +40,222 @@ def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
-@dataclass(frozen=True)
-class ReplayPlan:
-    """What to replay. record: the folder of the recording, of so many ranks. work: the folder to run in.
-
-    in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
-    micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
-    step. alone: steps that rank 0 has taken before those of all ranks, which are not fed. readers: the ranks whose rows
-    are fed, one of each replica; none: all. told_ranks: how many ranks the script is told that there are, which is as
-    many as a replica has where it cannot run as one, or as all have. by_hand: the ranks of each replica of a model that
-    the script divides itself, if it does: its whole weights are put together of theirs. small_gradients: whether they
-    are made so small that nothing clips them.
-    """
-
-    record: str
-    ranks: int
-    work: str
-    rates: list[list[float]]
-    micro_batches: list[int]
-    in_turn: bool = False
-    calls: list[int] = field(default_factory=list)
-    alone: int = 0
-    readers: list[int] = field(default_factory=list)
-    told_ranks: int = 1
-    by_hand: list[list[int]] = field(default_factory=list)
-    small_gradients: bool = False
-
-
-@dataclass(frozen=True)
-class ScriptPlan:
-    """The plan of a launch of a script. script: the path of a Python file. steps: of the optimizer, to record.
-
-    A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
-    keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
-    script is a module's name, as for python -m. weights: whether to record sums of the weights after each step. seed:
-    of what the script does not seed, on rank 0, and one more on each next rank; None: from the system.
-    """
-
-    IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
-
-    out: str
-    started_at: float
-    script: str
-    arguments: tuple[str, ...] = ()
-    steps: int = 8
-    keep: bool = False
-    replay: ReplayPlan | None = None
-    ranks: int = 0
-    module: bool = False
-    weights: bool = False
-    seed: int | None = None
-
-
 # The steps
 
 
 @dataclass(frozen=True)
 class LossRecord:
-    """One term of a loss that was given to backward(). weight: the factor with which it enters.
-
-    reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
-    term reduces, without those that a mask sets to zero. kind: the node of the graph that reduces them. factors: those
-    of which the weight is the product. classes: among which each target is told apart.
-    """
+    """One term of a loss that was given to backward(). The loss is a linear combination of such means and sums."""
 
     weight: float
+    """Factor with which the term enters the loss. NaN where the reduction is unknown."""
+
     reduction: str
+    """'mean', 'sum' or 'unknown'."""
+
     count: int = 0
+    """Number of values or targets that the term reduces, without those that a mask sets to zero or that nll_loss
+    ignores. 0: not known."""
+
     kind: str = ""
+    """Name of the autograd node that reduces the values, as 'NllLoss'. '' where the reduction is unknown."""
+
     factors: list[float] = field(default_factory=list)
+    """Factors whose product is `weight`, without those that are 1."""
+
     classes: int = 0
+    """Number of classes among which each target is told apart. 0: none, not known, or classes that have weights."""
 
 
 @dataclass(frozen=True)
 class MicroBatchRecord:
-    """One micro-batch: the forward passes up to a backward(). rows: digests of the rows that the model received.
-
-    losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used. forwards: how
-    many there were. value: of the loss that was given to backward(), None where that is no scalar.
-    """
+    """One micro-batch: the forward passes up to a backward()."""
 
     rows: list[str]
+    """Digest of each row that the model received."""
+
     losses: list[LossRecord] = field(default_factory=list)
+    """Terms of the loss. Empty where backward() was given no scalar."""
+
     passes: list[int] = field(default_factory=list)
+    """Numbers of the passes over loaders whose batches the micro-batch used, as indices of `ScriptRecord.passes`."""
+
     forwards: int = 0
+    """Number of training forward passes of outermost modules."""
+
     value: float | None = None
+    """Value of the loss that was given to backward(). None: the loss is no scalar."""
+
     in_evaluation_mode: bool = False
-    """Whether all of its forward passes were in evaluation mode, as those of a model whose eval() was called."""
+    """Whether all forward passes of the micro-batch were in evaluation mode."""
 
 
 @dataclass(frozen=True)
 class ClipRecord:
-    """One call of a function of torch.nn.utils that clips. after: how many micro-batches of its step had been computed.
-
-    parameters: how many were clipped, of those `with_gradient`. limit: the norm allowed, None for a clipped value.
-    """
+    """One call of a function of torch.nn.utils that clips gradients."""
 
     after: int
+    """Number of micro-batches of the step that were computed before the call."""
+
     parameters: int
+    """Number of parameters with a gradient that the call clipped."""
+
     with_gradient: int
+    """Number of all parameters that had a gradient at the call."""
+
     limit: float | None
+    """Largest norm that the call allows. None: it clips values, not a norm."""
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """What an optimizer's group of parameters is moved by: its numbers, as lr, momentum and weight_decay."""
+    """The numbers by which an optimizer moves one of its groups of parameters."""
 
     parameters: list[str]
+    """Names of the group's parameters."""
+
     values: Mapping[str, Any]
+    """Name of a setting, as 'lr', 'momentum' or 'weight_decay' -> its value."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of an optimizer.
-
-    optimizer: its number, in the order of their first steps. rates: of each parameter group. schedules: last_epoch of
-    each of its schedulers. cleared: micro-batches whose gradients zero_grad() removed since the last step. scale: the
-    gradient scaler's factor. weights: digest of each parameter after the step. moved: those that the step has changed.
-    sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
-    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
-    the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
-    the rank has computed a gradient, where the optimizer took none at all. calls: of the optimizer's closure. splits:
-    whether the ranks compute parts of the same rows, as those of a tensor-parallel model do. changed: digests of what
-    is not trained, where they have changed since the step before. updates: how often each network that is not trained
-    has changed since then; early: those that have between the backward pass and the step. foreign: tensors of the
-    optimizer's groups that are no parameters of the models. cut_gathers: places in the losses' graphs where what was
-    gathered from the ranks has a gradient for this rank's part alone. own_statistics: whether the loss of the first
-    step normalises what the model returns of this rank's rows by their own deviation. late_clips: clippings since the
-    step before whose gradients were removed before any backward pass: of gradients that a step had taken already.
-    unawaited: reductions (async_op=True) whose tensor was changed before they were awaited, or that the step did
-    not wait for. uncleared: parameters whose gradient still holds what the optimizer's step before has taken.
-    settings: of the optimizer's groups, of the first step and of those that have others than the step before; empty
-    where they are as before.
-    """
+    """One step of an optimizer, and the micro-batches whose gradients it took."""
 
     optimizer: int
+    """Number of the optimizer, from 0 in the order of the optimizers' first steps."""
+
     micro_batches: list[MicroBatchRecord]
+    """Micro-batches since the step before whose gradients zero_grad() did not remove."""
+
     rates: list[float]
+    """Learning rate of each parameter group."""
+
     schedules: list[int]
+    """`last_epoch` of each of the optimizer's schedulers when the step ends."""
+
     clips: list[ClipRecord]
+    """Calls that clipped the step's gradients."""
+
     cleared: int
+    """Number of micro-batches since the step before whose gradients zero_grad() removed, and whose rows are in no
+    gradient of this step."""
+
     scale: float | None
+    """Factor of the gradient scaler. None: no scaler divided the gradients."""
+
     weights: Mapping[str, int]
+    """Parameter -> its digest after the step. Parameters that are sharded over all ranks have none."""
+
     moved: list[str]
+    """Names of the parameters that the step changed."""
+
     dtypes: list[str] = field(default_factory=list)
+    """Dtypes of the parameters, of the rank's own gradients, and those to which communication hooks round gradients;
+    COMPRESSED where a hook loses more than that."""
+
     sharded: bool = False
+    """Whether some parameters are sharded in a way that is not judged."""
+
     shards: list[str] = field(default_factory=list)
+    """Names of the sharded parameters each element of which is on one rank. Their arrays UNCLIPPED and TAKEN are those
+    of this rank's part; the sum over the ranks is the array of the whole gradient."""
+
     computed: list[str] = field(default_factory=list)
+    """Dtypes in which autocast computed."""
+
     held: list[str] = field(default_factory=list)
+    """Names of the parameters that are in the optimizer's groups."""
+
     lost: list[str] = field(default_factory=list)
+    """Names of the parameters of which the rank computed a gradient that is not zero, where the optimizer took no
+    gradient at all. Empty where it took any."""
+
     calls: int = 0
+    """Number of calls of the optimizer's closure. 0: the step had no closure."""
+
     splits: bool = False
+    """Whether the ranks compute parts of the same rows, as those of a tensor-parallel model do."""
+
     changed: Mapping[str, int] = field(default_factory=dict)
+    """Name of a tensor that is not trained -> its digest, where it changed since the step before."""
+
     updates: Mapping[str, int] = field(default_factory=dict)
+    """Name of a network that is not trained -> how often it changed since the step before."""
+
     early: list[str] = field(default_factory=list)
+    """Names of the networks that are not trained and changed between the backward pass and the step."""
+
     foreign: int = 0
+    """Number of tensors in the optimizer's groups that are no parameters of the models."""
+
     cut_gathers: int = 0
+    """Number of places in the losses' graphs that join tensors gathered from all ranks, of which only this rank's own
+    part has a gradient."""
+
     own_statistics: bool = False
+    """Whether the loss normalises what the model returns of this rank's rows by these rows' own deviation or variance.
+    Known of the first step alone; False for every later one."""
+
     late_clips: int = 0
+    """Number of clippings since the step before whose gradients were removed before any backward pass: these clipped
+    gradients that a step had taken already."""
+
     unawaited: int = 0
+    """Number of reductions (async_op=True) whose tensor was changed before the script waited for them, or for which it
+    had not waited when the step began."""
+
     uncleared: list[str] = field(default_factory=list)
+    """Names of the parameters whose gradient still holds the one that the optimizer's step before took."""
+
     settings: list[GroupSettings] = field(default_factory=list)
+    """Settings of each of the optimizer's groups. Empty where they are those of the optimizer's step before."""
 
 
 @dataclass(frozen=True)
 class ClosureRecord:
-    """How often one rank has called its optimizer's closure in each step. done: how many steps have ended."""
+    """How often one rank called its optimizer's closure."""
 
     calls: list[int]
+    """Number of calls in each step."""
+
     done: int
+    """Number of steps that have ended."""
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass over a DataLoader: an epoch, or what was seen of it.
-
-    loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
-    was read, None for a dataset without indices. rest: the indices that this pass would have read after these; None
-    where it is not known. digests: of each row read, one of each of its tensors. trained: micro-batches that used it.
-    dataset: a digest of what the dataset holds for its first, middle and last row; '' where that is not known. workers:
-    processes that read for it.
-    """
+    """One pass over a DataLoader: an epoch, or what was seen of it."""
 
     loader: int
+    """Number of the loader, from 0 in the order of the loaders' first passes."""
+
     length: int | None
+    """Number of rows of the loader's dataset. None: the dataset has no length."""
+
     batch_size: int | None
+    """`batch_size` of the loader. None: the loader has none, as with a batch sampler."""
+
     batches: list[list[int] | None]
+    """Indices of each batch that was read. None for a batch of a dataset without indices."""
+
     rest: list[int] | None
+    """Indices that this pass would have read after `batches`. None: not known."""
+
     digests: list[list[str]]
+    """Digests of each row that was read, one for each of the row's tensors."""
+
     trained: int
+    """Number of micro-batches that used the pass."""
+
     sampler: str = ""
+    """Class name of the loader's sampler."""
+
     dataset: str = ""
+    """Digest of what the dataset holds for its first, middle and last row. '': not known."""
+
     workers: int = 0
-
-
-# A rank's part of a model that is divided over ranks
-
-Kind = Literal["shard", "replicate", "partial"]
-
-
-@dataclass(frozen=True)
-class MeshRecord:
-    """A device mesh over which tensors are divided. names, shape: of its dimensions. ranks: the last dimension goes
-    fastest."""
-
-    names: list[str]
-    shape: list[int]
-    ranks: list[int]
-
-
-@dataclass(frozen=True)
-class PieceRecord:
-    """A rank's piece of one tensor, a DTensor. mesh: its number. kinds: in each dimension of the mesh, what the ranks
-    along it hold: other elements, the same ones, or what is to be added up. offset, shape: of the piece. data: how many
-    of the mesh's dimensions, the first ones, are FSDP's, along which ranks train other rows."""
-
-    mesh: int
-    kinds: list[Kind]
-    offset: list[int]
-    shape: list[int]
-    data: int = 0
-
-
-@dataclass(frozen=True)
-class StageRecord:
-    """A stage of a pipeline that a rank holds. index: its number, of so many stages. micro_batches: of its schedule, of
-    this class. ranks: of the pipeline's group. model: digests of the whole model that the stage is cut out of, where
-    the rank has it when it makes the stage."""
-
-    index: int
-    stages: int
-    micro_batches: int
-    schedule: str
-    ranks: list[int]
-    model: Mapping[str, int] = field(default_factory=dict)
+    """Number of worker processes that read for the loader. 0: the rank's process reads."""
 
 
 # Beside the steps
@@ -289,18 +263,23 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One pass over a DataLoader that is evaluated and not trained. number: of the pass, among all; NO_LOADER for
-    forward passes of other data, which are kept only where the model has BatchNorm's statistics. step: how many
-    optimizer steps had been taken. buffers: digests of the evaluated model's BatchNorm statistics.
-    collectives: the operations called from its first forward up to the next training forward. rows: digests of the
-    model's inputs, of forward passes of other data that return a loss.
-    """
+    """One pass over a DataLoader that is evaluated and not trained, or evaluated forward passes of other data."""
 
     number: int
+    """Number of the pass, as an index of `ScriptRecord.passes`. NO_LOADER for forward passes of other data, which are
+    recorded only where the model has BatchNorm's statistics or returns a loss."""
+
     step: int
+    """Number of optimizer steps that were taken before."""
+
     buffers: Mapping[str, int] = field(default_factory=dict)
+    """Name of a buffer of the evaluated model that holds BatchNorm's statistics -> its digest."""
+
     collectives: list[str] = field(default_factory=list)
+    """Operations that were called from the first forward pass up to the next training forward. ['none']: none was."""
+
     rows: list[str] = field(default_factory=list)
+    """Digests of the rows of the model's inputs, for forward passes of other data that return a loss."""
 
 
 UntrainedKind = Literal["frozen", "buffer"]
@@ -308,177 +287,222 @@ UntrainedKind = Literal["frozen", "buffer"]
 
 @dataclass(frozen=True)
 class UntrainedRecord:
-    """A tensor that no optimizer moves. network: the module that it is part of. start: its digest when it was first
-    seen. called: whether a forward pass of its network was seen; else it is a copy of the model. in_part: whether a
-    step has changed some of its elements and not others, as a queue's."""
+    """A tensor that no optimizer moves."""
 
     kind: UntrainedKind
+    """Whether the tensor is a frozen parameter or a buffer."""
+
     network: str
+    """Name of the module that the tensor is part of."""
+
     start: int
+    """Digest of the tensor when it was first seen."""
+
     called: bool = True
+    """Whether a forward pass of the network was seen. If not, the network is a copy of the model."""
+
     in_part: bool = False
+    """Whether a step changed some of the tensor's elements and not others, as in a queue."""
 
 
 @dataclass(frozen=True)
 class FetchDraws:
-    """What a process that reads for a loader draws in its second batch. worker: its number, 0 for the rank's process.
-    states: digests of the generators from which it draws for its rows, before that batch."""
+    """The generators from which a process that reads for a loader draws in its second batch."""
 
     worker: int
+    """Number of the loader's worker. 0 for the rank's own process, too."""
+
     states: list[str]
+    """Digests, before that batch, of the generators from which the process draws for its rows."""
 
 
 @dataclass(frozen=True)
 class RandomRecord:
-    """Random generators. states: 'torch', 'numpy' and 'python' -> the digest of the state at the first training
-    forward. draws: of each step, the digest of torch's state before its first training forward, '' where that forward
-    draws no random number. workers: the seed from which a loader's workers take theirs, of each pass that has workers.
-    beside: of each step, the digest of a generator from which numbers for its rows are drawn between the loader and the
-    model, '' where none are. fetched: what the datasets draw.
-    """
+    """The states of the random generators of one rank."""
 
     states: Mapping[str, str] = field(default_factory=dict)
+    """'torch', 'numpy' or 'python' -> the digest of the generator's state at the first training forward."""
+
     draws: list[str] = field(default_factory=list)
+    """Digest of torch's state in the first training forward of each step, before the rank's own first draw in it. '':
+    that forward draws nothing, or only what all rows or all ranks have in common."""
+
     workers: list[int] = field(default_factory=list)
+    """Seed from which a loader's workers take theirs, for each pass that has workers."""
+
     beside: list[str] = field(default_factory=list)
+    """Digest, for each step, of a generator from which numbers for the rows are drawn between the loader and the model.
+    '': no such numbers are drawn."""
+
     fetched: list[FetchDraws] = field(default_factory=list)
+    """What the datasets draw, for each process that reads a dataset that is trained with."""
 
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """The collectives of one process group, in their order. ranks: its members, empty where that is not known.
-
-    calls: as 'all_reduce [16, 8] float': operation, shapes of the inputs, type. first: the number of the first one that
-    is known, as older ones are forgotten.
-    """
+    """The collectives of one process group, in their order."""
 
     ranks: list[int]
+    """Ranks of the group. Empty: not known."""
+
     calls: list[str]
+    """Operation, shapes of the inputs and dtype of each collective, as 'all_reduce [16, 8] float'."""
+
     first: int = 1
+    """Number of the first collective in `calls`, from 1. It is larger where torch has forgotten older ones."""
 
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """A file that torch.save has written. file: its real path. step: how many steps had been taken by then."""
+    """A file that torch.save wrote."""
 
     file: str
+    """Path of the file, with symbolic links resolved."""
+
     step: int
+    """Number of optimizer steps that were taken before the file was first written."""
 
 
 @dataclass(frozen=True)
 class LoopRecord:
-    """A loop of the user's around an optimizer's step. rounds: how often it goes round, None if not known."""
+    """A loop in the user's code around an optimizer's step."""
 
     file: str
+    """Path of the file that holds the loop."""
+
     line: int
+    """Line of the loop's head, from 1. 0: the file cannot be parsed."""
+
     rounds: int | None
+    """Number of rounds of the loop. None: not known."""
 
 
 @dataclass(frozen=True)
 class ScheduleRecord:
-    """A schedule of torch.optim.lr_scheduler. length: how often it is to be advanced; None where it has no end.
-    kind: its class. values: the numbers that it was made with."""
+    """A schedule of torch.optim.lr_scheduler."""
 
     number: int
+    """Number of the schedule, from 0 in the order in which the schedules were made."""
+
     length: int | None
+    """Number of times that the schedule is to be advanced. None: it has no end, or its length is not known."""
+
     kind: str = ""
+    """Class name of the schedule."""
+
     values: Mapping[str, Any] = field(default_factory=dict)
+    """Name -> value of the numbers with which the schedule was made."""
 
 
 @dataclass(frozen=True)
 class ScriptRecord:
-    """What one rank recorded of a script.
-
-    start: digest of each parameter at the first training forward. ended: 'steps' (all that were asked), or 'itself'.
-    libraries: those with which the script trains. record_s: seconds that recording took; step_s: the seconds of
-    each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
-    calls: the lines of the user's code that call torch. alone: steps that the rank has taken before those, while the
-    others took none. rollouts: (step, forwards without gradients in training mode before it). ties:
-    (embedding, output layer) pairs of trained parameters that begin with the same values. still: the share of elements
-    of 16-bit weights that no step has moved, of those with a gradient; None where there are none. loops: those around
-    the first step, the innermost first; none where code of a library lies between them. follows: network that begins as
-    a copy of trained weights -> how far it has moved, as a share of how far these have. meshes, pieces: of a model that
-    is divided otherwise than by FSDP over all ranks: of its parameters, and of the arrays LOCAL (without a number),
-    UNCLIPPED and TAKEN. divides_inputs: whether the ranks of a replica are given pieces of its inputs.
-    reduces_in_forward: whether the script has called all_reduce in a training forward. stages: that the rank holds of
-    a pipeline of torch.distributed.pipelining. talks: of the groups whose ranks tell
-    each other what a model computes. shapes: of the parameters in `start`. uniform: those of them each element of which
-    begins with the same value, as zeros. modules: of the first training forward.
-    functions: that the graphs of the first step's losses are made of.
-    """
+    """What one rank recorded of a script."""
 
     rank: int
+    """Rank of this process."""
+
     size: int
+    """Number of ranks."""
+
     start: Mapping[str, int]
+    """Parameter -> its digest at the first training forward. Frozen parameters are included, with '(frozen)' in the
+    name; parameters that are sharded over all ranks are not."""
+
     steps: list[StepRecord]
+    """Recorded optimizer steps, in their order."""
+
     passes: list[PassRecord]
+    """Passes over DataLoaders, in the order in which they began."""
+
     ended: Literal["steps", "itself"]
+    """'steps': the recording ended after the steps that were asked for. 'itself': the script ended before."""
+
     libraries: list[str]
+    """Names of the libraries with which the script trains, as 'accelerate' or 'lightning'."""
+
     record_s: float
+    """Seconds that recording took."""
+
     step_s: list[float]
+    """Seconds of each step, with the time that recording took."""
+
     epochs_set: int = 0
+    """Number of calls of DistributedSampler.set_epoch."""
+
     buffers: Mapping[str, int] = field(default_factory=dict)
+    """Buffer -> its digest after the first step."""
+
     notes: list[Message] = field(default_factory=list)
+    """What the recorder could not see."""
+
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+    """Passes and forward passes that are evaluated and not trained."""
+
     randoms: RandomRecord = field(default_factory=RandomRecord)
+    """States of the random generators."""
+
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
+    """Name of a process group -> its collectives."""
+
     saves: list[SaveRecord] = field(default_factory=list)
+    """Files that torch.save wrote, each once."""
+
     calls: list[CallRecord] = field(default_factory=list)
+    """Lines of the user's code that call torch."""
+
     untrained: Mapping[str, UntrainedRecord] = field(default_factory=dict)
+    """Name -> record of each tensor that no optimizer moves."""
+
     alone: int = 0
+    """Number of steps that the rank took before `steps`, while the other ranks took none."""
+
     rollouts: list[tuple[int, int]] = field(default_factory=list)
+    """(step, number of forward passes without gradients in training mode before it), for steps that have any."""
+
     ties: list[tuple[str, str]] = field(default_factory=list)
+    """(embedding, output layer) pairs of trained parameters that begin with the same values."""
+
     still: float | None = None
+    """Share of elements of 16-bit weights that no step moved, among those with a gradient. None: there are none."""
+
     loops: list[LoopRecord] = field(default_factory=list)
+    """Loops around the first step, the innermost first. Empty where the code of a library lies between them."""
+
     schedules: list[ScheduleRecord] = field(default_factory=list)
+    """Schedules of learning rates that the script made."""
+
     follows: Mapping[str, float] = field(default_factory=dict)
+    """Network that begins as a copy of trained weights -> how far it moved, as a share of how far those weights did."""
+
+    # A model that is divided over ranks
     meshes: list[MeshRecord] = field(default_factory=list)
+    """Device meshes of the model's tensors. Empty where the model is whole, or divided by FSDP over all ranks alone."""
+
     pieces: Mapping[str, PieceRecord] = field(default_factory=dict)
+    """Name -> this rank's piece of a tensor that is divided over `meshes`: of each parameter under its own name, of the
+    rank's own gradients (LOCAL) under LOCAL_PIECE, and of the arrays UNCLIPPED and TAKEN under TAKEN."""
+
     divides_inputs: bool = False
+    """Whether the ranks of a replica are given pieces of the replica's inputs."""
+
     reduces_in_forward: bool = False
+    """Whether the script called all_reduce in a training forward."""
+
     stages: list[StageRecord] = field(default_factory=list)
+    """Stages that the rank holds of a pipeline of torch.distributed.pipelining. Empty: there is no such pipeline."""
+
     talks: list[TalkRecord] = field(default_factory=list)
+    """Operations of each group whose ranks tell each other what a model computes."""
+
+    # The trained parameters, and the first step
     shapes: Mapping[str, list[int]] = field(default_factory=dict)
+    """Trained parameter -> its shape."""
+
     uniform: list[str] = field(default_factory=list)
+    """Names of the trained parameters whose elements all begin with the same value, as zeros."""
+
     modules: list[ModuleRecord] = field(default_factory=list)
+    """Calls of modules in the first training forward."""
+
     functions: list[str] = field(default_factory=list)
-
-
-# The replay in one process
-
-
-@dataclass(frozen=True)
-class Distance:
-    """Of one parameter's elements that the first gradient moves: the squares of how far the recorded steps have moved
-    them, and of how far the replay's end from there."""
-
-    moved: float
-    off: float
-
-
-@dataclass(frozen=True)
-class ReplayRecord:
-    """How a replay went. why_not: the reason for which it cannot be judged; None where it can.
-
-    needs_turns: whether it is to be repeated with each rank's micro-batch in turn. micro_batches: of its first step; -1
-    where that did not end. base_rates: of each step, the rates from which a schedule starts; recorded: the same of the
-    ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model. held: of a
-    model that the script divides itself, parameter of one process -> what each rank of a replica holds of it.
-    lone_log_softmax: whether the script, inside of loss_parallel(), has a log_softmax that no nll_loss follows.
-    gathers_cut: whether ranks that share out a model gather what has a gradient by collectives that hand none back.
-    adds_numbers: whether a script that is told of all ranks adds up single numbers over ranks of which some share out a
-    model, and some are replicas of each other: over one process that is a sum of copies.
-    """
-
-    why_not: Message | None = None
-    feed: Feed = "whole"
-    needs_turns: bool = False
-    micro_batches: int = -1
-    distances: Mapping[str, Distance] = field(default_factory=dict)
-    base_rates: list[list[float]] = field(default_factory=list)
-    recorded_base_rates: list[list[float]] = field(default_factory=list)
-    means: bool = False
-    held: Mapping[str, list[HeldPiece]] = field(default_factory=dict)
-    lone_log_softmax: bool = False
-    gathers_cut: bool = False
-    adds_numbers: bool = False
+    """Names of the functions that the graphs of the first step's losses are made of."""

@@ -25,39 +25,59 @@ FOLDER, PLAN, CHECKS = "spot-check", "plan.json", "spot-checks.jsonl"
 
 @dataclass(frozen=True)
 class SpotCheckPlan:
-    """What is replayed. job, settings: as of Plan. layout: of the engine. device: where the steps are replayed.
-
-    checks: the file to which each SpotCheck is added. stops: whether a step that differs ends the training.
-    """
+    """What the process that replays steps is to do."""
 
     IS_PRIVATE: ClassVar = True  # it holds settings as they were given
 
     job: str
+    """Job to replay, as of Plan."""
+
     settings: Mapping[str, str]
+    """Settings of the job, as of Plan."""
+
     layout: Layout
+    """Layout of the engine that trains."""
+
     world_size: int
+    """Number of ranks of the training."""
+
     device: str
+    """Device on which the steps are replayed."""
+
     checks: str
+    """Path of the file to which each SpotCheck is added."""
+
     stops: bool = False
+    """Whether a step that differs ends the training."""
 
 
 @dataclass(frozen=True)
 class SpotCheck:
-    """One step that was looked at. step: its number, from 0. verdict: 'unknown' where it could not be replayed.
-
-    found: what differs, or why it is not known. ranks: on which it differs. largest: of all quantities, the greatest
-    distance as a multiple of its bound. bitwise: whether gradients and weights are the replay's bit by bit. capture_s:
-    the longest that a rank's training was held up; replay_s: CPU seconds of the replay.
-    """
+    """One step that was looked at."""
 
     step: int
+    """Number of the step, from 0."""
+
     verdict: Literal["same", "differs", "unknown"]
+    """Whether the replay computed the same. 'unknown' where the step could not be replayed."""
+
     found: Message | None = None
+    """What differs, or why it is not known. None: the step is the same."""
+
     ranks: list[int] = field(default_factory=list)
+    """Ranks on which the step differs."""
+
     largest: float = 0.0
+    """Greatest distance of all quantities, as a multiple of the quantity's bound."""
+
     bitwise: bool = False
+    """Whether gradients and weights are the replay's bit by bit."""
+
     capture_s: float = 0.0
+    """Longest time that a rank's training was held up, in seconds."""
+
     replay_s: float = 0.0
+    """CPU time of the replay, in seconds."""
 
 
 def add_check(file: Path, check: SpotCheck) -> None:

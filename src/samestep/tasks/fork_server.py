@@ -28,7 +28,8 @@ from samestep.records.files import prepare
 from samestep.records.fork_messages import ForkAnswer, ForkRequest, line_of, request_of
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Progress, RankRecord
-from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.world.connections import fork_for_connections
 from samestep.world.foreign_code import as_exceptions
 from samestep.world.imports import without_collections

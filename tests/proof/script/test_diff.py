@@ -16,7 +16,8 @@ from samestep.message import message
 from samestep.records.call_site import ChangedLines
 from samestep.records.files import read, write
 from samestep.records.findings import DiffResults, question_of
-from samestep.records.script import END, PLAN, START, STEP, ScriptPlan, ScriptRecord, StepRecord, UntrainedRecord
+from samestep.records.script import STEP, ScriptRecord, StepRecord, UntrainedRecord
+from samestep.records.script_plan import END, PLAN, START, ScriptPlan
 from samestep.records.tensor_files import read_arrays, write_arrays
 from samestep.report.check import show_diff
 

@@ -16,7 +16,8 @@ from samestep.proof.script.layout import ByHand, Layout
 from samestep.records.divided_models import HeldPiece, TalkRecord
 from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import ClipRecord, LossRecord, MicroBatchRecord, ScriptPlan, ScriptRecord, StepRecord
+from samestep.records.script import ClipRecord, LossRecord, MicroBatchRecord, ScriptRecord, StepRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.records.tensor_files import write_arrays
 
 LOSS = LossRecord("MseLossBackward0", "mean", 1.0, 4)

@@ -11,19 +11,12 @@ from samestep.message import message
 from samestep.proof.script import judge
 from samestep.proof.script.layout import Layout, TensorLayout
 from samestep.proof.script.replicas import of_one_replica
+from samestep.records.divided_models import MeshRecord, PieceRecord
 from samestep.records.findings import CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.results import Divergence
-from samestep.records.script import (
-    LossRecord,
-    MeshRecord,
-    MicroBatchRecord,
-    PieceRecord,
-    RandomRecord,
-    ScriptPlan,
-    ScriptRecord,
-    StepRecord,
-)
+from samestep.records.script import LossRecord, MicroBatchRecord, RandomRecord, ScriptRecord, StepRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.records.tensor_files import write_arrays
 
 RANKS, STEPS, SIZE = 4, 3, 12

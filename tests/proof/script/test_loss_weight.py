@@ -13,10 +13,7 @@ from samestep.message import Message, message
 from samestep.proof.script.gradients import gradient
 from samestep.proof.script.loss_weight import accumulated_targets, several_losses
 from samestep.records.record import Record
-from samestep.records.script import (
-    LossRecord,
-    MicroBatchRecord,
-)
+from samestep.records.script import LossRecord, MicroBatchRecord
 from samestep.records.tensor_files import write_arrays
 
 

@@ -15,7 +15,8 @@ from samestep.proof.script.replay import drifts, falls_from_a_multiple, is_ahead
 from samestep.records.files import read
 from samestep.records.findings import Finding
 from samestep.records.record import Record
-from samestep.records.script import ClipRecord, Distance, ReplayRecord, ScriptRecord, StepRecord
+from samestep.records.script import ClipRecord, ScriptRecord, StepRecord
+from samestep.records.script_plan import Distance, ReplayRecord
 from samestep.records.tensor_files import write_arrays
 
 

@@ -10,7 +10,8 @@ import pytest
 from samestep.proof.script import replica_causes
 from samestep.proof.script.layout import TensorLayout
 from samestep.proof.script.step_gradients import Array
-from samestep.records.script import MicroBatchRecord, PieceRecord, ScriptRecord, StepRecord
+from samestep.records.divided_models import PieceRecord
+from samestep.records.script import MicroBatchRecord, ScriptRecord, StepRecord
 
 LAYOUT = TensorLayout([[0, 1]], ["tensor"], [])
 NAMES = ["divided", "norm"]

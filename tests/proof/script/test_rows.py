@@ -12,11 +12,7 @@ from proof.script.test_script import ROWS, judged, ranks_of, recorded
 from samestep.message import Message, message
 from samestep.proof.script.rows import _epochs_of_content, order, rows
 from samestep.records.call_site import Call, CallRecord
-from samestep.records.script import (
-    MicroBatchRecord,
-    PassRecord,
-    ScriptRecord,
-)
+from samestep.records.script import MicroBatchRecord, PassRecord, ScriptRecord
 
 
 def with_pass(rank: ScriptRecord, own: Sequence[int], digest: str = "x", length: int = ROWS) -> ScriptRecord:

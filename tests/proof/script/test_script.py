@@ -16,15 +16,8 @@ from samestep.records.files import read, write
 from samestep.records.findings import CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.results import Divergence
-from samestep.records.script import (
-    GroupRecord,
-    LossRecord,
-    MicroBatchRecord,
-    PassRecord,
-    ScriptPlan,
-    ScriptRecord,
-    StepRecord,
-)
+from samestep.records.script import GroupRecord, LossRecord, MicroBatchRecord, PassRecord, ScriptRecord, StepRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.records.tensor_files import write_arrays
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]

@@ -12,7 +12,8 @@ from samestep.proof.script.layout import Layout
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record
-from samestep.records.script import PassRecord, ScriptPlan, ScriptRecord
+from samestep.records.script import PassRecord, ScriptRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.records.tensor_files import read_arrays, write_arrays
 
 

@@ -23,11 +23,8 @@ from samestep.proof.script.updates import (
     why_unequal_calls,
 )
 from samestep.records.record import Record
-from samestep.records.script import (
-    ClosureRecord,
-    ScriptPlan,
-    ScriptRecord,
-)
+from samestep.records.script import ClosureRecord, ScriptRecord
+from samestep.records.script_plan import ScriptPlan
 from samestep.records.tensor_files import write_arrays
 
 

@@ -33,7 +33,8 @@ from samestep.records.findings import Answer, CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
-from samestep.records.script import STATISTICS, ScriptPlan, ScriptRecord
+from samestep.records.script import STATISTICS, ScriptRecord
+from samestep.records.script_plan import ScriptPlan
 
 # Nothing is proven unless one question of each group is answered.
 NEEDED: tuple[tuple[Question, ...], ...] = (

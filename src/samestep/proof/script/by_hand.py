@@ -13,7 +13,8 @@ from samestep.message import Message
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.layout import ByHand
 from samestep.records.divided_models import HeldPiece
-from samestep.records.script import ReplayRecord, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import ReplayRecord
 
 
 @dataclass(frozen=True)

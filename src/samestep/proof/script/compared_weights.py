@@ -18,7 +18,8 @@ from samestep.proof.script.record_pair import RecordPair, shared_arrays
 from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.step_gradients import norm_of_all
 from samestep.records.findings import Finding, Question
-from samestep.records.script import END, START, STATISTICS, UntrainedRecord
+from samestep.records.script import STATISTICS, UntrainedRecord
+from samestep.records.script_plan import END, START
 
 QUESTION: Question = "weights"
 

@@ -20,7 +20,8 @@ from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
 from samestep.proof.script.updates import rates, schedule, updates
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import ReplayRecord, ScriptRecord
+from samestep.records.script import ScriptRecord
+from samestep.records.script_plan import ReplayRecord
 
 DRIFT = "replica_drifts_apart"
 

@@ -17,7 +17,8 @@ from samestep.bounds import LOSS_APART_OF_PIECES
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps
 from samestep.proof.script.losses import losses_of
-from samestep.records.script import MeshRecord, PieceRecord, ScriptRecord
+from samestep.records.divided_models import MeshRecord, PieceRecord
+from samestep.records.script import ScriptRecord
 from samestep.records.torch_collectives import exchanges_parts
 
 Kind = Literal["pipeline", "tensors", "stages", "other shapes", "by hand", "replicas"]

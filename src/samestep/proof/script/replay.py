@@ -31,15 +31,8 @@ from samestep.proof.script.losses import same_loss
 from samestep.proof.script.step_gradients import StepGradients, norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import (
-    ENGINE_CLIPPING,
-    STEP,
-    TAKEN,
-    UNCLIPPED,
-    ReplayRecord,
-    ScriptRecord,
-    of_kind,
-)
+from samestep.records.script import ENGINE_CLIPPING, STEP, TAKEN, UNCLIPPED, ScriptRecord, of_kind
+from samestep.records.script_plan import ReplayRecord
 
 # Relative bounds of the first gradient, of later ones and of the weights' movement: see the decision record.
 OWN_ROWS = "rows_normalised_by_own_rank"

@@ -17,7 +17,8 @@ from samestep.proof.script.layout import TensorLayout
 from samestep.proof.script.losses import losses_of
 from samestep.proof.script.step_gradients import StepGradients, norm_of_all
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, UNCLIPPED, ReplayRecord, of_kind
+from samestep.records.script import STEP, TAKEN, UNCLIPPED, of_kind
+from samestep.records.script_plan import ReplayRecord
 
 
 def cause_within_replica(

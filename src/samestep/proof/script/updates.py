@@ -10,7 +10,8 @@ from samestep.proof.script.copies import Copies, copies_apart
 from samestep.proof.script.findings import Ranks, common_steps, differs, rank_apart
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, ClosureRecord, ScriptPlan, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, ClosureRecord, ScriptRecord, of_kind
+from samestep.records.script_plan import ScriptPlan
 
 FROZEN = "{} (frozen)"  # the name of a parameter that a model holds and does not train
 SIXTEEN_BITS = {"bfloat16", "float16"}
