@@ -27,11 +27,12 @@ OTHER_NUMBERS = {
     ("tasks/collectives/__init__.py", "1e-9"),
     ("commands/needs.py", "30e-9"),
 }
+BOUNDS = {name for name in vars(bounds) if name.isupper()}
 TOLERANCES = ("rel_tol", "abs_tol", "rtol", "atol", "tolerance")
 
 
 def numbers_of(file: Path) -> Iterator[tuple[str, int]]:
-    """Yields the text and the line of each number that is a tolerance, or as small as one."""
+    """Yields the text and the line of each number that is a tolerance, as small as one, or a multiple of a bound."""
     text = file.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.keyword) and node.arg in TOLERANCES and isinstance(node.value, ast.Constant):
@@ -41,6 +42,14 @@ def numbers_of(file: Path) -> Iterator[tuple[str, int]]:
             number = ast.get_source_segment(text, node) or ""
             if "e-" in number:
                 yield number, node.lineno
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+            pairs = (node.left, node.right), (node.right, node.left)
+            if any(isinstance(number, ast.Constant) and BOUNDS & names_in(bound) for number, bound in pairs):
+                yield ast.get_source_segment(text, node) or "", node.lineno
+
+
+def names_in(expression: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
 
 
 def test_no_tolerance_stands_elsewhere() -> None:
@@ -56,6 +65,5 @@ def test_each_bound_says_what_it_was_taken_from() -> None:
     text = Path(bounds.__file__).read_text()
     for block in re.findall(r"((?:^# .*\n)*)^[A-Z][A-Z_0-9, ]* = ", text, flags=re.MULTILINE):
         assert block, "a bound without a comment"
-    names = {name for name in vars(bounds) if name.isupper()}
     used = "".join(file.read_text() for file in SOURCE.rglob("*.py") if file.name != "bounds.py")
-    assert [name for name in names if not re.search(rf"\b{name}\b", used)] == []
+    assert [name for name in BOUNDS if not re.search(rf"\b{name}\b", used)] == []

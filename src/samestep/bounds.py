@@ -74,6 +74,8 @@ REDUCED_APART = 1e-5
 REDUCED_APART_IN = {"bfloat16": 3e-2, "float16": 4e-3}
 # Gap: two factors, coefficients or weights are told apart.
 TOLD_APART = 1e-3
+# Gap: the quotient of two factors, each of which is known to TOLD_APART; and a stage's norm against the largest one.
+QUOTIENTS_TOLD_APART, NORMS_TOLD_APART = 4e-3, 1e-2
 # Gap: of a step's largest gradient. A smaller one is rounding of zero, as of a bias before BatchNorm.
 ZERO_GRADIENT = 1e-7
 # Gap: the same, of a parameter that should move.
@@ -90,6 +92,11 @@ DEPENDENT_COLUMNS = 1e-4
 TIMES_ERROR = 10
 # Gap: of a difference. What one factor that explains it leaves.
 LEFT_BY_FACTOR = 0.1
+# Rounding: times how near two gradients are that one process computes in another order. A factor that is fitted to one,
+# and several weights that are.
+TIMES_NEAR_OF_FACTOR, TIMES_NEAR_OF_WEIGHTS = 4, 10
+# Gap: a weight in a sum. A smaller one is of a gradient that was not added.
+LEAST_WEIGHT_ADDED = 0.1
 # Gap: how far from one together, or below zero, the ranks' weights in a mean may be found.
 WEIGHTS_OF_MEAN = 1e-2
 # Gap: of how far the ranks' shares are from even. How far from those of their numbers of rows.
@@ -100,8 +107,12 @@ FIRST_STEP_APART, LATER_STEPS_APART = 1e-4, 1e-2
 WEIGHTS_APART = 1e-2
 # Rounding: of a gradient in float32, and by how much a chaotic training makes it grow in a step.
 FLOAT32_ROUNDING, ROUNDING_GROWS = 1e-7, 1000.0
+# Rounding: the same, of the first step that differs at all.
+FIRST_ROUNDING = 1e-6
 # Rounding: the mean over ranks of the losses against one process's.
 LOSS_APART = 1e-5
+# Rounding: the same, of a pipeline, which adds up its micro-batches in parts; and of a mean of their means.
+LOSS_APART_OF_STAGES, LOSS_APART_OF_MEANS = 1e-4, 1e-3
 # Rounding: the loss of ranks that compute pieces of a model, whose sums have another order.
 LOSS_APART_OF_PIECES = 1e-4
 # Rounding: the losses of ranks of a replica, which compute one and the same.
@@ -146,6 +157,8 @@ LEAST_OF_FIRST_GRADIENT = 1e-4
 FITTED_ROWS_APART, FITTED_SCALE_APART, FITTED_SHIFT_APART = 1e-4, 1e-3, 1e-6
 # Rounding: of a row's floating-point numbers, relative to their magnitude.
 ROW_APART = 1e-6
+# Gap: of all rows that were read. Fewer that are alike may be so by chance.
+ROWS_ALIKE_BY_CHANCE = 1 / 20
 
 # --- A model that is divided, tried against the whole one ------------------------------------------------------------
 

@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from samestep.bounds import (
     CLIPPED_APART_BY_SUMS,
     FIRST_STEP_APART,
-    LOSS_APART,
+    LOSS_APART_OF_MEANS,
+    LOSS_APART_OF_STAGES,
     LOSS_LEAST,
     LOSS_LEAST_OF_MEANS,
+    NORMS_TOLD_APART,
+    QUOTIENTS_TOLD_APART,
+    TIMES_NEAR_OF_FACTOR,
     TOLD_APART,
 )
 from samestep.message import Message, message
@@ -63,7 +67,7 @@ def _another_loss(chain: ChainRecord, ranks: Ranks) -> Message | None:
     if not chain.steps:
         return message("no_step_to_replay")
     for number, step in enumerate(chain.steps):
-        bound = 10 * LOSS_APART * coarser_of(ranks)
+        bound = LOSS_APART_OF_STAGES * coarser_of(ranks)
         pairs = list(zip(step.recorded, step.played))
         apart = [pair for pair in pairs if not math.isclose(*pair, rel_tol=bound, abs_tol=LOSS_LEAST)]
         if len(step.recorded) != len(step.played):
@@ -100,7 +104,7 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
     first = next(of_step for of_step in factors if of_step)
     clipped = any(
-        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > 4 * TOLD_APART
+        _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > QUOTIENTS_TOLD_APART
         for of_step in factors
         if of_step
     )
@@ -131,9 +135,9 @@ def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | N
     """Returns the mistake in the weight of the micro-batches' losses, by the factor of the gradients and the factor of
     the loss function; None where their product is one, or the loss function's is a coefficient."""
     weight = 1.0 if chain.weight is None else abs(chain.weight)
-    if abs(factor * weight - 1) <= 4 * near:
+    if abs(factor * weight - 1) <= TIMES_NEAR_OF_FACTOR * near:
         return None
-    if abs(factor - 1) > 4 * near:
+    if abs(factor - 1) > TIMES_NEAR_OF_FACTOR * near:
         return _cause_of_factor(factor, chain)
     numbers = {chain.micro_batches, len(chain.replicas)} - {1}
     divided = any(abs(weight * number - 1) <= TOLD_APART for number in numbers)
@@ -173,7 +177,9 @@ def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
     if chain.whole_loss is None or chain.reduction != "mean" or len(losses) != chain.micro_batches:
         return []
     mean = sum(losses) / len(losses)
-    if math.isclose(mean, chain.whole_loss, rel_tol=100 * LOSS_APART * coarser_of(ranks), abs_tol=LOSS_LEAST_OF_MEANS):
+    if math.isclose(
+        mean, chain.whole_loss, rel_tol=LOSS_APART_OF_MEANS * coarser_of(ranks), abs_tol=LOSS_LEAST_OF_MEANS
+    ):
         return []
     said = message("mean_of_micro_batches_of_unequal_targets", mean=mean, whole=chain.whole_loss)
     return [Finding("loss", "warning", said)]
@@ -247,7 +253,7 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
         return None
     smaller = [n for n, of_step in enumerate(factors) if of_step and _least(of_step) < 1 - TOLD_APART]
     norms = [chain.steps[n].norm for n in smaller]
-    if len(smaller) < 2 or max(norms) - min(norms) <= 10 * TOLD_APART * max(norms):
+    if len(smaller) < 2 or max(norms) - min(norms) <= NORMS_TOLD_APART * max(norms):
         return None
     if not any(_are_apart(factors[n]) for n in smaller):
         if _is_one([_first(factors[n]) * chain.steps[n].norm for n in smaller]):
@@ -290,7 +296,7 @@ def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors
 
 
 def _is_one(values: Sequence[float]) -> bool:
-    return len(values) > 1 and max(values) - min(values) <= 4 * TOLD_APART * max(values)
+    return len(values) > 1 and max(values) - min(values) <= QUOTIENTS_TOLD_APART * max(values)
 
 
 def _first(factors: Factors) -> float:
@@ -302,4 +308,4 @@ def _least(factors: Factors) -> float:
 
 
 def _are_apart(factors: Factors) -> bool:
-    return max(factors.values()) - min(factors.values()) > 4 * TOLD_APART * abs(_first(factors))
+    return max(factors.values()) - min(factors.values()) > QUOTIENTS_TOLD_APART * abs(_first(factors))

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from samestep.bounds import TOLD_APART, WEIGHTS_OF_MEAN, ZERO_GRADIENT_OF_STAGE
+from samestep.bounds import (
+    LEAST_WEIGHT_ADDED,
+    TIMES_NEAR_OF_FACTOR,
+    TIMES_NEAR_OF_WEIGHTS,
+    TOLD_APART,
+    WEIGHTS_OF_MEAN,
+    ZERO_GRADIENT_OF_STAGE,
+)
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.fit import Array, fit, multiple_of, norm
@@ -98,7 +105,8 @@ class ChainGradients:
         square = sum(float(wanted @ wanted) for _, _, wanted in known)
         factor = sum(float(found @ wanted) for _, found, wanted in known) / square if square else 0.0
         near = all(
-            norm(found - factor * wanted) <= 4 * max(abs(factor), ZERO_GRADIENT_OF_STAGE) * self.rounding(name)
+            norm(found - factor * wanted)
+            <= TIMES_NEAR_OF_FACTOR * max(abs(factor), ZERO_GRADIENT_OF_STAGE) * self.rounding(name)
             for name, found, wanted in known
         )
         return factor if near and factor else None
@@ -109,7 +117,7 @@ class ChainGradients:
         factors = {name: self.factor(rank, [name]) for name in names}
         known = sorted(factor for factor in factors.values() if factor is not None)
         common = known[len(known) // 2] if known else None
-        near = 4 * max(TOLD_APART, self.close)
+        near = TIMES_NEAR_OF_FACTOR * max(TOLD_APART, self.close)
         wrong = [
             name
             for name, factor in factors.items()
@@ -161,7 +169,7 @@ class ChainGradients:
                 return False
             # A schedule also divides the gradients that are there when it begins.
             left = min(norm(found - wanted - before / divisor) for divisor in (1, self.chain.micro_batches))
-            if left > 10 * self.close * norm(found):
+            if left > TIMES_NEAR_OF_WEIGHTS * self.close * norm(found):
                 return False
         return True
 
@@ -182,7 +190,7 @@ class ChainGradients:
                 return False
             expected += weight * np.concatenate([part for part in parts if part is not None])
         factor, left_over = multiple_of(target, expected)
-        return bool(factor) and left_over <= max(TOLD_APART, 4 * self.close) * norm(target)
+        return bool(factor) and left_over <= max(TOLD_APART, TIMES_NEAR_OF_FACTOR * self.close) * norm(target)
 
     def _adds_stages(self, rank: int, names: Sequence[str]) -> bool:
         """Returns whether the gradients of other stages' parameters are added to those of the parameters with the same
@@ -201,9 +209,9 @@ class ChainGradients:
             if found is None or wanted is None or not same:
                 return False
             fitted = fit(found, [wanted, *same], least=1)
-            if fitted is None or fitted.left > 10 * max(TOLD_APART, self.close) * norm(found):
+            if fitted is None or fitted.left > TIMES_NEAR_OF_WEIGHTS * max(TOLD_APART, self.close) * norm(found):
                 return False
-            if min(abs(fitted.weights)) < 0.1:
+            if min(abs(fitted.weights)) < LEAST_WEIGHT_ADDED:
                 return False
         return True
 
@@ -217,7 +225,7 @@ class ChainGradients:
         target = np.concatenate([array for array in found if array is not None])
         columns = [np.concatenate([column[name] for name in names]) * self.share for column in self.columns]
         fitted = fit(target, columns, least=1)
-        if fitted is None or fitted.left > 10 * max(TOLD_APART, self.close) * norm(target):
+        if fitted is None or fitted.left > TIMES_NEAR_OF_WEIGHTS * max(TOLD_APART, self.close) * norm(target):
             return []
         weights, count = fitted.weights, self.chain.micro_batches
         is_left = [(abs(weights[number::count]) < WEIGHTS_OF_MEAN * max(abs(weights))).all() for number in range(count)]

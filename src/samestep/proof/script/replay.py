@@ -10,6 +10,7 @@ import numpy as np
 
 from samestep.bounds import (
     COARSER,
+    FIRST_ROUNDING,
     FIRST_STEP_APART,
     FLOAT32_ROUNDING,
     LATER_STEPS_APART,
@@ -190,7 +191,7 @@ def drifts(distances: Sequence[float]) -> bool:
     """
     grown = [max(distance, FLOAT32_ROUNDING) for distance in distances]
     slowly = all(after <= ROUNDING_GROWS * before for before, after in pairwise(grown))
-    return len(distances) > 2 and distances[0] <= 10 * FLOAT32_ROUNDING and slowly
+    return len(distances) > 2 and distances[0] <= FIRST_ROUNDING and slowly
 
 
 def _clipped(gradients: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from samestep.bounds import LOSS_APART_IN_REPLICA, TOLD_APART
+from samestep.bounds import LOSS_APART_IN_REPLICA, QUOTIENTS_TOLD_APART, TOLD_APART
 from samestep.message import Message, message
 from samestep.proof.script.assembled import ReplicaRecord
 from samestep.proof.script.findings import Ranks
@@ -69,7 +69,7 @@ def _by_norm_of_copies(
     copies = [name for name in names if (piece := ranks[0].pieces.get(name)) is None or "shard" not in piece.kinds]
     of_copies = norm_of_all(replayed, copies)
     right, wrong = norm(together), math.hypot(norm(together), math.sqrt(size - 1) * of_copies)
-    is_told_apart = abs(factor - 1) > 4 * TOLD_APART and 0 < len(copies) < len(names)
+    is_told_apart = abs(factor - 1) > QUOTIENTS_TOLD_APART and 0 < len(copies) < len(names)
     return factor if is_told_apart and abs(factor * wrong / right - 1) <= TOLD_APART else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from samestep.bounds import ROWS_ALIKE_BY_CHANCE
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.records.findings import Finding, Question
@@ -222,7 +223,7 @@ def rows_in_common(passes: Sequence[PassRecord], padding: int) -> int:
     read = [[tuple(row) for row in record.digests if row] for record in passes]
     common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
     distinct = all(len({*rows}) == len(rows) for rows in read)  # otherwise the contents of a row tell little
-    return common if distinct and common > padding + max(2, sum(map(len, read)) / 20) else 0
+    return common if distinct and common > padding + max(2, ROWS_ALIKE_BY_CHANCE * sum(map(len, read))) else 0
 
 
 def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
