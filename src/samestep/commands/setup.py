@@ -32,42 +32,70 @@ class Resume:
 
 @dataclass(frozen=True)
 class Setup:
-    """What to train, where, and how to prove or measure it. Raises UserError for invalid values.
-
-    job: a built-in job, file.py:function or package.module:function. settings: the values of --set. engines: empty: all
-    of them. engine_settings: the values of --set-engine. launchers: empty: each engine's first; or 'all'.
-    nproc: ranks on each machine; None: one for each GPU, or 2 on a CPU. out: the folder for the results; None: a dated
-    one under runs/. steps: optimizer steps of each training of the proof; None: 8, or 4
-    where a step takes long. rounds: measured launches of each engine; 0:
-    prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
-    after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
-    never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
-    not. as_threads: the ranks are threads of one process. quick: the proof has two short trainings alone. also: the
-    second number of ranks; None: to be chosen; 0: there is none. proves: whether the job is proven. mesh: how the ranks
-    are arranged; None: as each engine arranges them.
-    """
+    """What to train, where, and how to prove or measure it. Raises UserError for invalid values."""
 
     job: str = "digits"
+    """The job: the name of a built-in one, file.py:function or package.module:function."""
+
     settings: Mapping[str, str] = field(default_factory=dict)
+    """The values of --set: name -> text."""
+
     engines: tuple[str, ...] = ()
+    """The names of the engines. Empty: all of them."""
+
     engine_settings: Mapping[str, str] = field(default_factory=dict)
+    """The values of --set-engine: name -> text."""
+
     launchers: tuple[str, ...] = ()
+    """The names of the launchers, or 'all'. Empty: the first launcher of each engine."""
+
     nproc: int | None = None
+    """Ranks on each machine. None: one for each GPU, or 2 on a CPU."""
+
     device: str = "auto"
+    """The device of the ranks, as --device takes it: 'auto', 'cpu', 'cuda' or a list such as 'cuda:0,cuda:1'."""
+
     out: Path | None = None
+    """The folder for the results. None: a dated one under runs/."""
+
     steps: int | None = None
+    """Optimizer steps of each training of the proof. None: 8, or 4 if a step takes long."""
+
     rounds: int = 0
+    """How many launches of each engine are measured. 0: the engines are proven alone."""
+
     warmup_steps: int = 20
+    """How many of the first steps of each measured launch are discarded."""
+
     measured_steps: int = 100
+    """How many steps of each measured launch count, after the warmup."""
+
     deadline_s: float | None = None
+    """Seconds after which a launch is ended. None: no limit."""
+
     stall_s: float | None = None
+    """Seconds without progress after which a hang is named and ended. 0: never. None: by the training's pace."""
+
     resume: Resume | None = None
+    """How the proof's trainings are continued after an interruption. None: they are not interrupted."""
+
     as_threads: bool = False
+    """Whether the ranks are threads of one process."""
+
     quick: bool = False
+    """Whether the proof has two short trainings alone."""
+
     also: int | None = 0
+    """The second number of ranks that is proven. None: it is chosen. 0: there is no second number."""
+
     proves: bool = False
+    """Whether the job is proven."""
+
     mesh: Mesh | None = None
+    """How the ranks are arranged. None: as each engine arranges them."""
+
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
+    """The machines that train, and their rendezvous."""
 
     def __post_init__(self) -> None:
         cores = os.cpu_count() or 1

@@ -38,28 +38,43 @@ def cut(rows: int, parts: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of one training.
-
-    length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
-    one step over all replicas. world_size: their number. micro_batch: the most rows of a micro-batch on one; None:
-    no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
-    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
-    many steps each batch is trained for, one of each phase. played: the steps trained in turn, as by a proof of
-    late epochs; empty: all from the first on. fewest: micro-batches of a step, as of Layout.micro_batches.
-    """
+    """The schedule of one training."""
 
     length: int
+    """Rows of an epoch: the samples in the dataset, unless `ordered` says another number."""
+
     global_batch: int
+    """Rows of one step over all replicas."""
+
     world_size: int = 1
+    """The number of replicas."""
+
     seed: int = 0
+    """The seed of the order of each epoch."""
+
     micro_batch: int | None = None
+    """The most rows of a micro-batch on one replica. None: no limit."""
+
     last: Literal["keep", "drop"] = "keep"
+    """Whether to keep or drop an incomplete last batch."""
+
     weight: Callable[[int], float] | None = None
+    """Returns the weight of a sample, by its index. None: each sample has weight 1."""
+
     shuffle: bool = True
+    """False keeps the dataset's order in every epoch."""
+
     ordered: Ordered | None = None
+    """The order of an epoch, where the job has its own. None: it has none."""
+
     phases: int = 1
+    """How many steps each batch is trained for, one of each phase."""
+
     played: tuple[int, ...] = ()
+    """The steps that are trained in turn, as in a proof of late epochs. Empty: all from the first on."""
+
     fewest: int = 1
+    """The fewest micro-batches of a step, as Layout.micro_batches."""
 
     @property
     def steps_per_epoch(self) -> int:

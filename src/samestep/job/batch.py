@@ -17,54 +17,73 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
-
-    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
-    computes other ranks' rows times zero. weight: the sum of their weights.
-    share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
-    over this rank's rows, times its share, averages to the exact mean over the global batch.
-    repeats: how often each row has come before in this epoch; None where every row comes once.
-    phase: the number of the job's phase that takes this step; 0 of a job without phases.
-    """
+    """One rank's rows of one micro-batch."""
 
     epoch: int
+    """The number of the epoch, from 0."""
+
     step: int
+    """The number of the step, counted over all epochs, from 0."""
+
     micro: int
+    """The number of the micro-batch in its step, from 0."""
+
     indices: NDArray[np.int64]
+    """The indices of the samples to fetch: shape [rows], or two other samples of the step where `rows` is 0."""
+
     rows: int
+    """How many of these samples count. 0: the rank has no rows in this step, and computes other ranks' rows times
+    zero."""
+
     weight: float
+    """The sum of the rows' weights."""
+
     share: float
+    """weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean over
+    this rank's rows, times its share, averages to the exact mean over the global batch."""
+
     completes_step: bool
+    """Whether this is the last micro-batch of its step."""
+
     completes_epoch: bool
+    """Whether this is the last micro-batch of its epoch."""
+
     repeats: NDArray[np.int64] | None = None
+    """How often each row has come before in this epoch. None: every row comes once."""
+
     phase: int = 0
+    """The number of the job's phase that takes this step. 0 in a job without phases."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one micro-batch on one rank, on its device.
-
-    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
-    is all of it and `targets` is None.
-    micro_batch: the rows' step, micro-batch, sample indices and share of the step.
-    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
-    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
-    state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
-    begins, in an evaluation, and without carry_state.
-    """
+    """The rows of one micro-batch on one rank, on its device."""
 
     data: Any
+    """The collated samples. `inputs` and `targets` are the halves of an (inputs, targets) pair; otherwise `inputs` is
+    all of the data and `targets` is None."""
+
     micro_batch: MicroBatch
+    """The step, micro-batch, sample indices and share of the step of the rows."""
+
     fetch_s: float | None = None
+    """Seconds that a loader process took to fetch the rows. None: the training process fetched them."""
+
     fetch_cpu_s: float = 0.0
+    """The CPU time of `fetch_s`. The rest was spent waiting for a disk, a network or a CPU."""
+
     state: Any = None
+    """What `forward` returned for the same rows of the step before, with Job.carry_state. None: an epoch begins, this
+    is an evaluation, or the job has no carry_state."""
 
     @property
     def inputs(self) -> Any:
+        """The first half of an (inputs, targets) pair; otherwise all of `data`."""
         return self.data[0] if _is_pair(self.data) else self.data
 
     @property
     def targets(self) -> Any:
+        """The second half of an (inputs, targets) pair; otherwise None."""
         return self.data[1] if _is_pair(self.data) else None
 
     @property
@@ -110,20 +129,28 @@ def output_and_state(returned: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What Job.on_step is given after each optimizer step, on rank 0.
-
-    step: how many have been taken. epoch: counted from 0. loss: the mean over rank 0's rows. rates: the learning rate
-    of each parameter group in this step. rows: of the step, over all ranks. seconds: of the step, and wait_s: how many
-    of them it waited for data.
-    """
+    """What Job.on_step is given after each optimizer step, on rank 0."""
 
     step: int
+    """How many steps have been taken."""
+
     epoch: int
+    """The number of the epoch, from 0."""
+
     loss: float
+    """The mean loss over rank 0's rows."""
+
     rates: tuple[float, ...]
+    """The learning rate of each parameter group in this step."""
+
     rows: int
+    """The number of rows of the step, over all ranks."""
+
     seconds: float
+    """How many seconds the step took."""
+
     wait_s: float
+    """How many of these seconds the step waited for data."""
 
     @property
     def samples_per_second(self) -> float:

@@ -30,33 +30,51 @@ CLOSE = 0.8  # how much a name must be like a member to be taken for its misspel
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines that the ranks run on, and the address of their rendezvous.
-
-    nnodes: the number of machines. node_rank: this machine's number; None: the rendezvous numbers them. master: the
-    name or address of the rendezvous machine; port: its port, 0: any free one. hosts: the machines for mpirun.
-    single_launch: True where one launcher starts the ranks on all machines, as srun and mpirun do; False where the
-    command runs on each machine. interface: for gloo and NCCL; empty: the one that leads to the master. timeout_s: how
-    long a rank waits for the others. max_restarts: as torchrun's. is_master: whether this machine is the master;
-    local_address: this machine's address on the route to the master. torchrun would look both up by this machine's
-    name, which may not resolve. min_nodes: the fewest machines that train on where others leave, and may come back; 0:
-    all must stay. request_digest: of what is trained, by which a machine that comes later is recognised. exported: more
-    environment variables that the ranks need, for a launcher that does not hand on all of them.
-    """
+    """The machines that the ranks run on, and the address of their rendezvous."""
 
     nnodes: int = 1
+    """The number of machines; the most machines where `min_nodes` is set."""
+
     node_rank: int | None = None
+    """The number of this machine, from 0. None: the rendezvous numbers the machines."""
+
     master: str = "127.0.0.1"
+    """The name or address of the rendezvous machine."""
+
     port: int = 0
+    """The port of the rendezvous on `master`. 0: any free port."""
+
     hosts: tuple[str, ...] = ()
+    """The names of the machines on which mpirun starts ranks. Empty: none are given."""
+
     single_launch: bool = False
+    """True if one launcher starts the ranks on all machines, as srun and mpirun do. False if the command runs on each
+    machine."""
+
     interface: str = ""
+    """The network interface for gloo and NCCL. '': the one that leads to `master`."""
+
     max_restarts: int = 0
+    """How often the ranks are restarted after a failure, as torchrun's --max-restarts."""
+
     timeout_s: float = 120.0
+    """How many seconds a rank waits for the others."""
+
     is_master: bool = False
+    """Whether this machine is `master`. torchrun would look this up by this machine's name, which may not resolve."""
+
     local_address: str = ""
+    """The address of this machine on the route to `master`. '': torchrun looks it up by this machine's name, which may
+    not resolve."""
+
     min_nodes: int = 0
+    """The fewest machines that continue the training when others leave, and may come back. 0: all must stay."""
+
     request_digest: str = ""
+    """A digest of what is trained, by which a machine that comes later is recognised. '': not set."""
+
     exported: tuple[str, ...] = ()
+    """Further environment variables that the ranks need, for a launcher that does not hand on all of them."""
 
     @property
     def endpoint(self) -> str:
@@ -75,20 +93,26 @@ class Shape:
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: its command line, and the variables that it adds to the environment.
-
-    ends_by: the signal that ends it when this process is killed. A launcher whose ranks are not its children needs one
-    that it can forward to them. fork: the fork server that may start it; None: it needs a new interpreter.
-    preloads: modules that this server has imported besides torch. launchers: those that may report failed ranks in its
-    output.
-    """
+    """A process to start."""
 
     argv: tuple[str, ...]
+    """The command line."""
+
     env: Mapping[str, str] = field(default_factory=dict)
+    """The variables that are added to the environment."""
+
     ends_by: signal.Signals = signal.SIGKILL
+    """The signal that ends the process when the process that has started it is killed. A launcher whose ranks are not
+    its children needs a signal that it can forward to them."""
+
     fork: Literal["ranks", "reference"] | None = None
+    """The fork server that may start the process. None: the process needs a new interpreter."""
+
     preloads: tuple[str, ...] = ()
+    """The modules that the fork server has imported besides torch."""
+
     launchers: tuple[str, ...] = ()
+    """The names of the launchers that may report failed ranks in the output of the process."""
 
 
 Env = Mapping[str, str]  # environment variables
@@ -110,28 +134,44 @@ class FailureReport:
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """What a process finds in its environment under a launcher that users start themselves, around `samestep run`.
-
-    prefix: of the launcher's variables. launched_size(env): how many ranks it has started, this process among them;
-    None where it has started none. identity(env): an id of that launch. init_method(env, host, port): the ranks'
-    init_method; '' for a file on this machine, which samestep names. host, port: of the rendezvous where MASTER_ADDR
-    and MASTER_PORT are not set, by rendezvous_host(env) and rendezvous_port(env). check_launched(env, sizes): raises
-    UserError where its variables contradict others (sizes: launcher -> the ranks that it has started). node_rank(env,
-    nnodes): where it can start a command once on each machine, this machine's number, or None. one_on_each: its options
-    for one task on each of {machines} machines, or {hosts}; '' for one that starts no others. starts_torchrun: it can
-    start a torchrun on each machine, which starts the ranks.
-    """
+    """What a process finds in its environment under a launcher that users start themselves, around `samestep run`."""
 
     prefix: str
+    """The prefix of the names of the launcher's variables, such as 'SLURM_'."""
+
     launched_size: Callable[[Env], int | None]
+    """Called as launched_size(env). Returns how many ranks the launcher has started, this process among them; None
+    where it has started none."""
+
     identity: Callable[[Env], str]
+    """Called as identity(env). Returns an id of that launch."""
+
     init_method: Callable[[Env, str, int], str]
+    """Called as init_method(env, host, port), with the address of the rendezvous. Returns the ranks' init_method; ''
+    for a file on this machine, which samestep names."""
+
     rendezvous_host: Callable[[Env], str] = field(default=lambda env: "")
+    """Called as rendezvous_host(env) where MASTER_ADDR is not set. Returns the host of the rendezvous; '' where it is
+    unknown."""
+
     rendezvous_port: Callable[[Env], int] = field(default=lambda env: 0)
+    """Called as rendezvous_port(env) where MASTER_PORT is not set. Returns the port of the rendezvous; 0 where it is
+    unknown."""
+
     check_launched: Callable[[Env, Mapping[str, int]], None] = field(default=lambda env, sizes: None)
+    """Called as check_launched(env, sizes). Raises UserError if the launcher's variables contradict those of others.
+    `sizes` maps a launcher's name to the number of ranks that it has started."""
+
     node_rank: Callable[[Env, int | None], int | None] | None = None
+    """Called as node_rank(env, nnodes). Returns the number of this machine, if the launcher can start a command once on
+    each machine and has done so; None otherwise. None in place of the function: the launcher cannot do that."""
+
     one_on_each: str = ""
+    """The launcher's options that start one task on each of {machines} machines, or of {hosts}. '': the launcher starts
+    no other commands."""
+
     starts_torchrun: bool = False
+    """Whether the launcher can start a torchrun on each machine, which then starts the ranks."""
 
 
 @dataclass(frozen=True)
@@ -149,32 +189,47 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts the ranks' processes: the constant LAUNCHER of a module in launchers/, or of another package's.
-
-    starts: the kinds of processes it starts: 'group' (a process for each device, which can form a process group), 'one'
-    (one process that drives all devices), or the name that an engine has in its PROCESSES. variables: the environment
-    variables that hold rank, world size, local rank, … plan(program, shape): the command to start; program: the
-    arguments after `python`, as in ('-P', '-m', 'samestep.worker', 'plan.json'), of which the plan is the last. It
-    raises UserError for a shape that this launcher cannot start. missing(machines, env): why it is not available now,
-    or None. report: of failed ranks, in its log. environment: for a launcher that users start themselves. scheduler:
-    for one inside of a scheduler's jobs. one_machine: it starts ranks on this machine alone. options: the fields of
-    Machines that this launcher has, and others refuse. end(folder): ends the ranks that write into `folder`, where they
-    are not its children; saved_variables: those that identify a launch, by which `end` finds it: rank 0 saves their
-    values in `folder`. gets_signals: False where its ranks get none: an interrupt ends its training at once.
-    """
+    """A way to start the ranks' processes: the constant LAUNCHER of a module in launchers/, or of another package's."""
 
     starts: tuple[str, ...]
+    """The kinds of processes that the launcher starts. 'group': a process for each device, which can form a process
+    group. 'one': one process that drives all devices. Other names: those that engines have in Needs.processes."""
+
     variables: RankVariables
+    """The names of the environment variables that hold rank, world size, local rank, local world size and node rank."""
+
     plan: Callable[[Sequence[str], Shape], Command]
+    """Called as plan(program, shape). Returns the command to start. `program` holds the arguments after `python`, as in
+    ('-P', '-m', 'samestep.worker', 'plan.json'), of which the plan is the last. Raises UserError for a shape that this
+    launcher cannot start."""
+
     missing: Callable[[Machines, Env], Message | str | None]
+    """Called as missing(machines, env). Returns why the launcher is not available now; None where it is."""
+
     report: FailureReport = FailureReport()
+    """How the launcher's log reports ranks that failed."""
+
     environment: RankEnvironment | None = None
+    """What a process finds in its environment under the launcher. None: users do not start it themselves."""
+
     scheduler: Scheduler | None = None
+    """The cluster scheduler inside of whose jobs the launcher starts ranks. None: there is no scheduler."""
+
     one_machine: bool = False
+    """True if the launcher starts ranks on this machine alone."""
+
     options: tuple[str, ...] = ()
+    """The names of the fields of Machines that this launcher has as options, and others refuse."""
+
     end: Callable[[Path], None] = field(default=lambda folder: None)
+    """Called as end(folder). Ends the ranks that write into `folder`, where they are not children of the launcher."""
+
     saved_variables: tuple[str, ...] = ()
+    """The names of the variables that identify a launch, by which `end` finds it. Rank 0 saves their values in
+    `folder`."""
+
     gets_signals: bool = True
+    """False if the launcher's ranks get no signals, so that an interrupt ends its training at once."""
 
 
 def names() -> list[str]:

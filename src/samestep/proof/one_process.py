@@ -25,21 +25,28 @@ OF_ONE_ROW = ("criterion_is_a_sum", "criterion_ignores_job_weight", "rows_that_w
 
 @dataclass(frozen=True)
 class AgainstOne:
-    """The tensors of N-replica training beside those of plain training in one process.
-
-    different: name -> how often its bound it is off, of those that rounding does not explain. alike: of the others,
-    those whose bound would show a difference. hidden: those whose bound says nothing. worst: the greatest distance.
-    shows: whether a tensor moves further than its bound: where none does, nothing was trained. evaluated_alike: whether
-    the final evaluations agree. steps: how many were trained.
-    """
+    """The tensors of N-replica training beside those of plain training in one process."""
 
     different: Mapping[str, float]
+    """Tensor -> its distance as a multiple of its bound, of the tensors whose difference rounding does not explain."""
+
     alike: Sequence[str]
+    """The other tensors whose bound would show a difference."""
+
     hidden: Sequence[str]
+    """The tensors whose bound says nothing."""
+
     worst: float
+    """The greatest distance of a tensor."""
+
     shows: bool
+    """Whether a tensor moves further than its bound. Where none does, nothing was trained."""
+
     evaluated_alike: bool
+    """Whether the final evaluations agree."""
+
     steps: int
+    """How many steps were trained."""
 
     @property
     def differs(self) -> bool:

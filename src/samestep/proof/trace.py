@@ -30,15 +30,28 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 
 @dataclass(frozen=True)
 class TracedMicroBatch:
-    """What one process read of one micro-batch. loss_sum: the unscaled mean loss times the rows' weight."""
+    """What one process read of one micro-batch."""
 
     epoch: int
+    """The number of the epoch, from 0."""
+
     step: int
+    """The number of the optimizer step, from 0."""
+
     micro: int
+    """The number of the micro-batch in its step, from 0."""
+
     indices: list[int]
+    """The indices of the rows."""
+
     digests: list[str]
+    """Digests of each row's tensors."""
+
     weight: float
+    """The weight of the rows."""
+
     loss_sum: float
+    """The unscaled mean loss times the weight of the rows."""
 
     @property
     def mean_loss(self) -> float:
@@ -47,23 +60,28 @@ class TracedMicroBatch:
 
 @dataclass(frozen=True)
 class Trace:
-    """One training, of an engine or of the reference, as the judge reads it.
-
-    micro_batches: [process][micro-batch in order]. start: per process, a digest of each of its first weights and
-    buffers, in the order of the state.
-
-    rates: [process][optimizer step][parameter group], the learning rate that each real step used.
-    state: rank 0's final weights and buffers. evaluation: [process], empty without one. divided: parameter -> axis of
-    the mesh that divides it -> the places of the ranks that have a part of it, or all of it.
-    """
+    """One training, of an engine or of the reference, as the judge reads it."""
 
     micro_batches: list[list[TracedMicroBatch]]
+    """What each process read: [process][micro-batch in order]."""
+
     start: list[list[str]]
+    """Digests of each process's first weights and buffers: [process][tensor in the order of the state]."""
+
     rates: list[list[list[float]]]
+    """The learning rate that each real step used: [process][optimizer step][parameter group]."""
+
     state: State
+    """Rank 0's final weights and buffers."""
+
     evaluation: list[EvaluationRecord]
-    mesh: Mesh | None = None  # of the processes
+    """The final evaluation of each process. Empty: there is none."""
+
+    mesh: Mesh | None = None
+    """The mesh of the processes. None: they are not arranged in one."""
+
     divided: Mapping[str, Mapping[str, frozenset[int]]] = field(default_factory=dict)
+    """Parameter -> axis of the mesh that divides it -> the places of the ranks that have a part of it, or all of it."""
 
     @property
     def epochs(self) -> dict[int, int]:

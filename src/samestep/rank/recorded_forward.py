@@ -23,25 +23,40 @@ from samestep.rank.step import default_generator
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module.
-
-    arguments: the leaves of what its forward is given, of which rebuilt() makes the positional and the named ones.
-    output: the leaves of what it returns. version: how often the first of these had been changed in place by then.
-    random: the generator's state before it, and random_after. autocast: returns a context that is in autocast as the
-    call is. noted: what the trial has noted meanwhile. inner: the calls inside.
-    """
+    """One call of a module."""
 
     name: str
+    """The name of the module."""
+
     module: nn.Module
+    """The module."""
+
     random: Tensor
+    """The generator's state before the call."""
+
     arguments: list[Any] = field(default_factory=list)
+    """The leaves of what the module's forward is given."""
+
     rebuilt: Callable[[Iterable[Any]], Any] = tuple
+    """Rebuilds the positional and the named arguments from their leaves."""
+
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Returns a context that is in autocast as the call is."""
+
     output: list[Any] = field(default_factory=list)
+    """The leaves of what the module's forward returns."""
+
     version: int = 0
+    """How often the first leaf of the output had been changed in place at the end of the call."""
+
     random_after: Tensor | None = None
+    """The generator's state after the call. None: the call has not ended."""
+
     noted: list[Any] = field(default_factory=list)
+    """What the trial has noted during the call."""
+
     inner: list[Call] = field(default_factory=list)
+    """The calls directly inside this one."""
 
     @property
     def draws(self) -> bool:

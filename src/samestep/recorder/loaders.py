@@ -26,20 +26,44 @@ PLAIN = int, str, float, bytes
 
 @dataclass
 class Pass:
-    """One pass over a loader that is being read. iterator: its sampler tells which rows would be read next."""
+    """One pass over a loader that is being read."""
 
     loader: int
+    """The number of the loader."""
+
     length: int | None
+    """The number of rows of the loader's dataset. None: the dataset does not tell."""
+
     batch_size: int | None
+    """The batch size of the loader. None: the loader has none."""
+
     sampler: str
+    """The name of the sampler's class, or of Accelerate's SkipBatchSampler where the loader has one."""
+
     iterator: Any
-    requested: list[list[int] | None] = field(default_factory=list)  # loader workers run ahead of what is read
+    """The iterator of the loader. Its sampler tells which rows would be read next."""
+
+    requested: list[list[int] | None] = field(default_factory=list)
+    """The indices of each batch that was requested, None for those that are no numbers. Loader workers run ahead of
+    what is read."""
+
     read: int = 0
+    """How many batches were read."""
+
     digests: list[list[str]] = field(default_factory=list)
+    """The digests of each row that was read, one of each of its tensors."""
+
     trained: int = 0
+    """How many micro-batches were trained with batches of this pass."""
+
     ended: bool = False
+    """Whether the pass has come to its end."""
+
     dataset: str = ""
+    """A digest of what the dataset holds for its first, middle and last row. '': not known."""
+
     workers: int = 0
+    """The number of loader workers."""
 
     def record(self) -> PassRecord:
         """Returns what was read, and lists what this pass would read after it."""

@@ -37,46 +37,74 @@ SEEDING = [(torch, "manual_seed"), (torch, "set_rng_state"), (random, "seed"), (
 
 @dataclass
 class Forward:
-    """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where they are
-    not the tensors of a loader's batch. loss: whether its output holds one. computed: whether its inputs come of
-    another model's output, so that one process has them only up to rounding. after: the digest of torch's random state
-    at its end."""
+    """One training forward of an outermost module."""
 
     rows: list[str]
+    """Digests of the rows that the module received."""
+
     random_states: list[Tensor]
+    """The states of torch's generators before the forward."""
+
     inputs: Any = None
+    """The inputs as (args, kwargs), where they are not the tensors of a loader's batch. None: they are."""
+
     loss: bool = False
+    """Whether the output holds a loss."""
+
     computed: bool = False
+    """Whether the inputs come from another model's output, so that one process has them only up to rounding."""
+
     after: str = ""
+    """The digest of torch's random state at the end of the forward."""
 
 
 @dataclass
 class ReplayData:
-    """What one rank saves. passes: of each pass over a loader that was trained with, the batches. numbers: of these
-    passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which each is first
-    asked.
-
-    draws: whether random numbers are drawn inside of a forward. drawn: those between a batch and the end of its loss,
-    but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
-    each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
-    which some schedules move as well. several: whether a micro-batch has several forwards. places: of each sharded
-    parameter, the whole shape, and the indices along each dimension of this rank's block, which is among its weights.
-    """
+    """What one rank saves for a replay."""
 
     passes: list[list[Any]] = field(default_factory=list)
+    """The batches of each pass over a loader that was trained with: [pass][batch]."""
+
     numbers: list[int] = field(default_factory=list)
+    """The numbers of these passes among all passes over loaders."""
+
     ended: list[bool] = field(default_factory=list)
+    """Whether each of these passes came to its end."""
+
     lengths: list[int] = field(default_factory=list)
+    """The lengths of the loaders, in the order in which each is first asked for its length."""
+
     forwards: list[Forward] = field(default_factory=list)
+    """The training forwards of outermost modules, in order."""
+
     base_rates: list[list[float]] = field(default_factory=list)
+    """The rates from which a schedule starts: [step][parameter group]."""
+
     momenta: dict[int, list[dict[str, float | tuple[float, float]]]] = field(default_factory=dict)
+    """Step -> the momentum of each parameter group, which some schedules change as well."""
+
     draws: bool = False
+    """Whether random numbers are drawn inside a forward."""
+
     outside: bool = False
+    """Whether some of the numbers of `drawn` are drawn otherwise than by torch's functions."""
+
     batch_norm: bool = False
+    """Whether a BatchNorm layer in training mode normalises this rank's rows by themselves."""
+
     drawn: list[Drawn] = field(default_factory=list)
+    """The random numbers drawn between a batch and the end of its loss, but not in the forward. One entry holds what
+    was drawn before one forward or backward pass."""
+
     several: bool = False
+    """Whether a micro-batch has several forwards."""
+
     places: dict[str, tuple[tuple[int, ...], list[Tensor]]] = field(default_factory=dict)
+    """Sharded parameter -> its whole shape, and the indices along each dimension of this rank's block. The block is
+    among this rank's weights."""
+
     why_not: Message | None = None
+    """Why the training cannot be replayed. None: it can."""
 
 
 class ReplaySaver:

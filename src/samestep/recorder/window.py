@@ -65,11 +65,22 @@ class MicroBatch:
     """One micro-batch that is being computed."""
 
     rows: list[str] = field(default_factory=list)
+    """Digests of the rows that the model received."""
+
     losses: list[LossRecord] = field(default_factory=list)
+    """The terms of the loss."""
+
     passes: list[int] = field(default_factory=list)
+    """The numbers of the passes over loaders whose batches the micro-batch used."""
+
     forwards: int = 0
+    """How many forward passes the micro-batch has had."""
+
     value: float | None = None
+    """The value of the loss that was given to backward(). None: it is no scalar, or backward() was not called yet."""
+
     in_evaluation_mode: bool = False
+    """Whether all forward passes so far were in evaluation mode."""
 
     def record(self) -> MicroBatchRecord:
         return MicroBatchRecord(
@@ -84,30 +95,56 @@ class MicroBatch:
 
 @dataclass
 class Window:
-    """The micro-batches since the last optimizer step, and their gradients, compressed.
-
-    done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
-    closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
-    before it was clipped. autocast: the dtypes of autocast. cut_gathers, own_statistics, late_clips,
-    unawaited: as of StepRecord. returned: of the first step, the graph's nodes of what modules have returned.
-    """
+    """The micro-batches since the last optimizer step, and their gradients, compressed."""
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
+    """The micro-batches whose gradients are kept, in order."""
+
     done: int = 0
+    """The number of these micro-batches whose backward pass has ended."""
+
     removed: list[MicroBatch] = field(default_factory=list)
+    """The micro-batches that zero_grad removed."""
+
     clips: list[ClipRecord] = field(default_factory=list)
+    """The calls of functions that clip gradients."""
+
     scale: float | None = None
+    """The gradient scaler's factor. None: no scaler has divided the gradients."""
+
     local: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    """Parameter -> number of the micro-batch -> this rank's own gradient."""
+
     unclipped: dict[str, Tensor] = field(default_factory=dict)
+    """Parameter -> its .grad before it was clipped."""
+
     unclipped_after: int = -1
+    """How many micro-batches had ended when `unclipped` was taken. -1: nothing was clipped."""
+
     calls: int = 0
+    """How often the optimizer has called its closure."""
+
     dtypes: set[str] = field(default_factory=set)
+    """The dtypes of the gradients in `local`."""
+
     autocast: set[str] = field(default_factory=set)
+    """The dtypes in which autocast has computed."""
+
     cut_gathers: int = 0
+    """The number of places in the losses' graphs where what was gathered has a gradient for this rank's part alone: see
+    StepRecord."""
+
     own_statistics: bool = False
+    """Whether the loss normalises this rank's rows by their own deviation: see StepRecord."""
+
     late_clips: int = 0
+    """The number of clippings of gradients that a step had taken already: see StepRecord."""
+
     unawaited: int = 0
+    """The number of reductions that were not awaited in time: see StepRecord."""
+
     returned: set[Any] = field(default_factory=set)
+    """The nodes of the graph of what modules have returned, in the first step."""
 
     def current(self) -> MicroBatch:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""

@@ -45,21 +45,31 @@ class Interval:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint: written last, when all its other files are on the disk.
-
-    step: optimizer steps done. engine, world_size: which wrote it. written_at: Unix time, in seconds. files: the name
-    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files. asked: what was trained. seal: a digest
-    of all these.
-    """
+    """A complete checkpoint. It is written last, when all other files of the checkpoint are on the disk."""
 
     step: int
+    """How many optimizer steps were done."""
+
     engine: str
+    """The name of the engine that wrote the checkpoint."""
+
     world_size: int
+    """The number of ranks that wrote the checkpoint."""
+
     written_at: float
+    """When the checkpoint was written: Unix time, in seconds."""
+
     files: Mapping[str, str]
+    """The name of each other file -> the BLAKE2b digest of its bytes."""
+
     bytes: int
+    """The size of all files, in bytes."""
+
     asked: LaunchRequest | None = None
+    """What was trained. None: not recorded."""
+
     seal: str = ""
+    """A digest of all other fields. '': the manifest is not sealed yet."""
 
     def sealed(self) -> Manifest:
         """Returns it with its seal."""

@@ -39,22 +39,31 @@ KINDS: Mapping[str, str] = {
 class Collective:
     """One collective.
 
-    does: a sentence. kind: a key of KINDS. bus_factor: the bus bandwidth over the algorithm bandwidth, for n ranks, as
-    nccl-tests defines it; '' where nothing is measured in bytes. instead: backend -> what to use where it has none.
-    objects: whether it takes Python objects. chunks: whether the size that counts is that of n parts, one for each
-    rank, as nccl-tests counts it.
-
     Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and for send/recv, gather and scatter
     the function GetBw of src/sendrecv.cu, src/gather.cu and src/scatter.cu there.
     """
 
     name: str
+    """The name of the function in torch.distributed."""
+
     does: str
+    """What the collective does, in a sentence."""
+
     kind: Kind
+    """The group in which the collective is listed: a key of KINDS."""
+
     bus_factor: Factor
+    """The bus bandwidth divided by the algorithm bandwidth, for n ranks, as nccl-tests defines it. '': nothing is
+    measured in bytes."""
+
     instead: Mapping[str, str] = field(default_factory=dict)
+    """Backend -> what to use where the backend does not have the collective."""
+
     objects: bool = False
+    """Whether the collective takes Python objects."""
+
     chunks: bool = False
+    """Whether the size that counts is that of n parts, one for each rank, as nccl-tests counts it."""
 
     @property
     def reduces(self) -> bool:
@@ -169,54 +178,89 @@ Tensors = list[list[float]]  # the elements of each tensor that a rank gives or 
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """What each rank does. out: the folder for its files. started_at: Unix time, in seconds.
-
-    collectives: their names. backend: of torch.distributed. dtypes: to check; the first one is measured. sizes:
-    in bytes, to measure; none: values alone. seconds: of each measurement, roughly. groups: whether sub-groups and
-    device meshes are tried too. elements: of each part, where values are checked.
-    """
+    """What each rank of `samestep collectives` does."""
 
     out: str
+    """The folder for the ranks' files."""
+
     started_at: float
+    """When the command started: Unix time, in seconds."""
+
     collectives: tuple[str, ...]
+    """The names of the collectives."""
+
     backend: str
+    """The backend of torch.distributed."""
+
     dtypes: tuple[str, ...]
+    """The dtypes that are checked. The first one is measured."""
+
     reductions: tuple[str, ...]
+    """The reductions that are checked, of REDUCTIONS. The first one is measured."""
+
     sizes: tuple[int, ...] = ()
+    """The sizes of the messages that are measured, in bytes. Empty: only values are checked."""
+
     seconds: float = 0.25
+    """How many seconds each measurement takes, roughly."""
+
     groups: bool = True
+    """Whether sub-groups and device meshes are tried too."""
+
     elements: int = 3
+    """The number of elements of each part, where values are checked."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call whose values are checked. dtype, reduction: '' where it has none. group: 'world', 'sub-group' or
-    'mesh NAME'. members: the ranks of the group, in its order. root: the rank that gives or gets, of these."""
+    """One call whose values are checked."""
 
     collective: str
+    """The name of the collective."""
+
     dtype: str
+    """The dtype of the tensors. '': the collective has none."""
+
     reduction: str
+    """The reduction. '': the collective has none."""
+
     group: str
+    """The process group: 'world', 'sub-group' or 'mesh NAME'."""
+
     members: tuple[int, ...]
+    """The ranks of the group, in its order."""
+
     root: int
+    """The rank of `members` that gives or gets."""
 
 
 @dataclass(frozen=True)
 class RankValues:
-    """The tensors of one rank before and after a call.
-
-    before, after: the tensors that it gave and got. before_text, after_text: the same as Python shows it. error: what
-    the call raised; '': nothing. called: False for a rank that has no part in it, as an odd one without a pair.
-    """
+    """The tensors of one rank before and after a call."""
 
     rank: int
+    """The number of the rank."""
+
     case: Case
+    """The call."""
+
     before: Tensors
+    """The tensors that the rank gave: the elements of each."""
+
     after: Tensors
+    """The tensors that the rank got: the elements of each."""
+
     before_text: str = ""
+    """The tensors that the rank gave, as Python shows them."""
+
     after_text: str = ""
+    """The tensors that the rank got, as Python shows them."""
+
     error: str = ""
+    """What the call raised. '': nothing."""
+
     called: bool = True
+    """False for a rank that has no part in the call, such as an odd one without a pair."""
 
 
 @dataclass(frozen=True)
@@ -258,16 +302,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Piece:
-    """seconds = latency + per_byte * bytes, for messages of first_size to last_size bytes.
-
-    error: the greatest relative distance of the measured medians from it.
-    """
+    """A line of the fit: seconds = latency + per_byte * bytes, for messages of first_size to last_size bytes."""
 
     first_size: int
+    """The smallest message, in bytes."""
+
     last_size: int
+    """The largest message, in bytes."""
+
     latency: float
+    """The seconds of a message without bytes."""
+
     per_byte: float
+    """The seconds that each byte adds."""
+
     error: float
+    """The greatest relative distance of the measured medians from the line."""
 
 
 @dataclass(frozen=True)
@@ -287,54 +337,98 @@ class CollectiveCurve:
 
 @dataclass(frozen=True)
 class WrongValue:
-    """A call that gave a wrong value. expected, found: what `rank` should have got and what it got, as text."""
+    """A call that gave a wrong value."""
 
     collective: str
+    """The name of the collective."""
+
     dtype: str
+    """The dtype of the tensors. '': the collective has none."""
+
     reduction: str
+    """The reduction. '': the collective has none."""
+
     group: str
+    """The process group, as in Case."""
+
     rank: int
+    """The rank that got the wrong value."""
+
     expected: str
+    """What the rank should have got, as text."""
+
     found: str
+    """What the rank got, as text."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Calls that a backend does not support: each of these dtypes with each of these reductions.
-
-    dtypes, reductions: empty where there are none. why: the first line of its first error. instead: what to use.
-    """
+    """Calls that a backend does not support: each of these dtypes with each of these reductions."""
 
     collectives: tuple[str, ...]
+    """The names of the collectives."""
+
     dtypes: tuple[str, ...]
+    """The dtypes. Empty: the collectives have none."""
+
     reductions: tuple[str, ...]
+    """The reductions. Empty: the collectives have none."""
+
     why: str
+    """The first line of the backend's first error."""
+
     instead: str
+    """What to use instead."""
 
 
 @dataclass(frozen=True)
 class CollectiveResults:
-    """The results of `samestep collectives`. checked: how many calls had the right values on every rank.
-
-    started: local time, as ISO 8601. unmeasured: collective -> why it has no curve.
-    failed: those of them whose values were right.
-    """
+    """The results of `samestep collectives`."""
 
     samestep: str
+    """The version of samestep."""
+
     command: str
+    """The command as typed."""
+
     started: str
+    """When the command started: local time, as ISO 8601."""
+
     backend: str
+    """The backend of torch.distributed."""
+
     device: str
+    """The device of the first rank."""
+
     launcher: str
+    """The name of the launcher."""
+
     world_size: int
+    """The number of ranks."""
+
     machines: int
+    """The number of machines."""
+
     machine: MachineFacts
+    """The machine of the first rank."""
+
     checked: int
+    """How many calls had the right values on every rank."""
+
     wrong: list[WrongValue]
+    """The calls that gave a wrong value."""
+
     unsupported: list[Unsupported]
+    """The calls that the backend does not support."""
+
     curves: list[CollectiveCurve]
+    """The measurement of each collective."""
+
     unmeasured: dict[str, str] = field(default_factory=dict)
+    """Collective -> why it has no curve."""
+
     failed: list[str] = field(default_factory=list)
+    """The collectives of `unmeasured` whose values were right."""
 
     def curve(self, collective: str) -> CollectiveCurve | None:
         """Returns the measurement of a collective; None where it has none."""

@@ -18,24 +18,43 @@ CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a command's processes, and at the machine. All counters count from the first look.
-
-    seconds: since the first look. processes: that live. cpu_s, memory, read, written: as in world.resources.TreeUse.
-    machine_cpu_s, machine_memory, received, sent, local: of the whole machine, as in world.resources.MachineUse.
-    """
+    """One look at a command's processes, and at the machine. All counters count from the first look."""
 
     seconds: float
+    """Seconds since the first look."""
+
     processes: int
+    """How many processes of the command are alive."""
+
     cpu_s: float
+    """User and system seconds that the command's processes were on processors."""
+
     memory: int
+    """The sum of the processes' resident sets in bytes. A page that several processes share counts for each."""
+
     read: int
+    """Bytes that the processes read from disks, without those that the page cache answers."""
+
     written: int
+    """Bytes that the processes wrote to disks, without those that the page cache answers."""
+
     machine_cpu_s: float
+    """Seconds on all processors of the machine, without idle ones and those that wait for a disk."""
+
     machine_memory: int
+    """Bytes in use on the machine that the kernel could not give to another process."""
+
     received: int
+    """Bytes that the machine received on all network interfaces but the loopback one."""
+
     sent: int
+    """Bytes that the machine sent on all network interfaces but the loopback one."""
+
     local: int
+    """Bytes that the machine sent on the loopback interface."""
+
     gpus: tuple[GpuUse, ...] = ()
+    """What each GPU of the machine does. Empty: there are none, or they cannot be read."""
 
 
 # The columns of usage.csv: name -> its value, without those of the GPUs, which come last.
@@ -126,91 +145,175 @@ def _joined(earlier: Sample, later: Sample) -> Sample:
 
 @dataclass(frozen=True)
 class GpuSummary:
-    """One GPU over all samples: means, and the greatest memory and temperature. energy: joules."""
+    """One GPU over all samples. A value is None if the GPU, or its driver, does not report it."""
 
     utilisation: float | None
+    """The mean share of the time in which a kernel of any process ran, 0 to 1."""
+
     memory: int | None
+    """The greatest memory in use by all processes, in bytes."""
+
     own_memory: int | None
+    """The greatest memory in use by the command's processes, in bytes."""
+
     power: float | None
+    """The mean power in watts."""
+
     energy: float | None
+    """The energy in joules."""
+
     temperature: float | None
+    """The greatest temperature in °C."""
 
 
 @dataclass(frozen=True)
 class RankUse:
-    """What one rank of the command did with its time, from its first steps on.
-
-    seconds, steps: that were looked at. loading_s: of these, waiting for a batch; first_loading_s: of these, for the
-    first one of an epoch. compute_s: the thread that trains was on a processor, loading left out; queue_s: it waited
-    for one. late_share: of the time, that other ranks have waited
-    for this one in collectives; None: not known. fetch_s: that it or its loader workers took to load `fetches` batches;
-    fetch_cpu_s: of these, on a processor. memory, workers_memory: bytes of its own and of its loader workers', each
-    page divided by the processes that share it, without files; first_memory, workers_first_memory: at the first
-    look. worker_resident, worker_first_resident: the mean of the workers' resident sets then. worker_processes: how
-    many there were at the latest look. line: of the user's code, at which most more of some looks at its stack found it
-    than of those at a rank that is not late; '': there were none. looks_at_line, others_at_line: how many of both.
-    sends: whether ranks also send to single ranks, of which it is not known who waits for whom.
-    """
+    """What one rank of the command did with its time, from its first steps on."""
 
     rank: int
+    """The number of the rank."""
+
     steps: int
+    """How many steps were looked at."""
+
     seconds: float
+    """How many seconds were looked at."""
+
     loading_s: float
+    """The part of `seconds` in which the rank waited for a batch."""
+
     compute_s: float
+    """The part of `seconds` in which the thread that trains was on a processor, without loading."""
+
     queue_s: float
+    """The part of `seconds` in which the thread that trains waited for a processor."""
+
     late_share: float | None
+    """The share of the time, 0 to 1, in which other ranks waited for this rank in collectives. None: not known."""
+
     fetches: int
+    """How many batches the rank or its loader workers loaded."""
+
     fetch_s: float
+    """Seconds that the rank or its loader workers took to load these batches."""
+
     fetch_cpu_s: float
+    """The part of `fetch_s` on a processor."""
+
     workers: int
+    """The number of workers of the loader that the rank reads."""
+
     prefetch: int
+    """How many batches each of these workers loads ahead. 0: there are no workers."""
+
     first_memory: int
+    """Bytes of the rank's own memory at the first look: each page divided by the processes that share it, without
+    files."""
+
     memory: int
+    """Bytes of the rank's own memory, as `first_memory`, at that of the two latest looks that found less memory."""
+
     workers_first_memory: int
+    """Bytes of the loader workers' own memory, as `first_memory`, at the first look."""
+
     workers_memory: int
+    """Bytes of the loader workers' own memory at the look of `memory`."""
+
     line: str = ""
+    """The line of the user's code where looks at this rank's stack outnumber looks at a rank that is not late by the
+    most. '': there were no looks."""
+
     looks: int = 0
+    """How many looks found this rank's stack in the user's code."""
+
     looks_at_line: int = 0
+    """How many of these looks found this rank at `line`."""
+
     others_at_line: int = 0
+    """How many looks at the rank that is not late found it at `line`."""
+
     first_loading_s: float = 0.0
+    """The part of `loading_s` in which the rank waited for the first batch of an epoch."""
+
     worker_first_resident: float = 0.0
+    """The mean resident set of the loader workers at the first look, in bytes."""
+
     worker_resident: float = 0.0
+    """The mean resident set of the loader workers at the look of `memory`, in bytes."""
+
     worker_processes: int = 0
+    """How many loader workers there were at the look of `memory`."""
+
     sends: bool = False
+    """Whether ranks also send to single ranks. It is not known which of these ranks waits for which."""
 
 
 @dataclass(frozen=True)
 class MonitorSummary:
-    """The usage of a command, summed up, as usage.json has it.
-
-    seconds: from the first look to the last. samples: their number. interval: the mean seconds between two.
-    cores: the mean number of processors at work for its processes. cpu_s, read, written: in all. memory: the greatest
-    sum of resident sets that was seen. machine_cores: as cores, of all processes of the machine. machine_memory: the
-    greatest. received, sent, local: bytes of the whole machine in that time. monitor_cores: what watching cost.
-    notes: what could not be seen. ranks: of a training, what each did.
-    """
+    """The usage of a command, summed up, as usage.json has it."""
 
     seconds: float
+    """Seconds from the first look to the last."""
+
     samples: int
+    """The number of samples."""
+
     interval: float
+    """The mean number of seconds between two samples."""
+
     cores: float
+    """The mean number of processors on which the command's processes were at work."""
+
     cpu_s: float
+    """Seconds that the command's processes were on processors, in all."""
+
     memory: int
+    """The greatest sum of the processes' resident sets that was seen, in bytes."""
+
     processes: int
+    """The greatest number of processes that was seen alive."""
+
     read: int
+    """Bytes that the command's processes read from disks."""
+
     written: int
+    """Bytes that the command's processes wrote to disks."""
+
     machine_cores: float
+    """The mean number of processors on which all processes of the machine were at work."""
+
     machine_memory: int
+    """The greatest memory in use on the machine that was seen, in bytes."""
+
     received: int
+    """Bytes that the machine received from other machines in that time."""
+
     sent: int
+    """Bytes that the machine sent to other machines in that time."""
+
     local: int
+    """Bytes that the machine sent on its loopback interface in that time."""
+
     monitor_cores: float = 0.0
+    """The mean number of processors that watching took."""
+
     gpus: tuple[GpuSummary, ...] = ()
+    """The use of each GPU. Empty: there are none, or they cannot be read."""
+
     notes: tuple[Message, ...] = ()
+    """What could not be seen."""
+
     command: tuple[str, ...] = ()
+    """The command line. Empty: not known."""
+
     exit_code: int | None = None
+    """The exit code of the command. None: not known."""
+
     started: str = field(default="")
+    """When the first sample was taken: local time, as ISO 8601. '': not known."""
+
     ranks: tuple[RankUse, ...] = ()
+    """What each rank of a training did. Empty: the command is no training whose ranks are known."""
 
 
 def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[Message] = ()) -> MonitorSummary:

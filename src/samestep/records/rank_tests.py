@@ -12,38 +12,61 @@ DUMP_STACKS = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIG
 
 @dataclass(frozen=True)
 class PytestSession:
-    """How a rank prepares a pytest session like that of the command.
-
-    arguments: of the command. sys_path: its modules' folders. basetemp: the folder of this rank's tmp_path. out, err:
-    the files that receive what it prints, None under --pdb, where it prints on the terminal.
-    """
+    """How a rank prepares a pytest session like that of the command."""
 
     arguments: tuple[str, ...]
+    """The arguments of the pytest command."""
+
     sys_path: tuple[str, ...]
+    """The folders in which the command finds its modules: its sys.path."""
+
     basetemp: str
+    """The folder of this rank's tmp_path."""
+
     out: str | None
+    """The file that receives what the rank prints on stdout. None: it prints on the terminal, as under --pdb."""
+
     err: str | None
+    """The file that receives what the rank prints on stderr. None: it prints on the terminal, as under --pdb."""
 
 
 @dataclass(frozen=True)
 class RunTest:
-    """A test to run. size: ranks; threads: all of them are threads of the process that receives this.
-
-    keep: how many of the test's collectors, from the session down, the next test shares: their fixtures stay; 0: all
-    end. store: the path of the rendezvous. port: a free port, for a test that opens a group itself.
-    """
+    """A test that a rank's process is to run."""
 
     nodeid: str
+    """The node id of the test."""
+
     file: str
+    """The path of the file that holds the test."""
+
     rank: int
+    """The number of the rank. 0 where the ranks are threads."""
+
     size: int
+    """The number of ranks."""
+
     threads: bool
+    """Whether all ranks are threads of the process that receives this."""
+
     backend: str | None
+    """The backend of torch.distributed. None: no process group is opened for the test."""
+
     timeout_s: float
+    """How many seconds the test may take."""
+
     keep: int
+    """How many of the test's collectors, from the session down, the next test shares: their fixtures stay. 0: all
+    end."""
+
     store: str
+    """The path of the file through which the ranks meet."""
+
     port: int
+    """A free port, for a test that opens a process group itself."""
+
     shared_folder: str
+    """The path of the folder that all ranks of the test share."""
 
 
 @dataclass(frozen=True)

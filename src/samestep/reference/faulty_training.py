@@ -29,31 +29,54 @@ from samestep.reference.schedule import per_epoch, step_rows
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of a training. step: counted in it. schedule_step: in the whole schedule. epoch_begins, epoch_ends: an
-    epoch other than the training's first begins with it; it is the last step of its epoch. again: whether a closure
-    has its gradient computed once more. micro_batches: of each replica."""
+    """One step of a training."""
 
     step: int
+    """The number of the step in the training, from 0."""
+
     schedule_step: int
+    """The number of the step in the whole schedule, from 0."""
+
     epoch: int
+    """The number of the epoch, from 0."""
+
     epoch_begins: bool
+    """Whether an epoch begins with this step, other than the training's first."""
+
     epoch_ends: bool
+    """Whether this is the last step of its epoch."""
+
     again: bool = False
+    """Whether a closure has the gradient of the step computed once more."""
+
     micro_batches: int = 1
+    """How many micro-batches each replica has in this step."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the loss of a replica's micro-batch is weighed by. weight: of its rows. of_replica: of all rows of the
-    replica's step. total: of all replicas'. rows, all_rows: how many those are."""
+    """A replica's micro-batch among all rows of a step: what its loss is weighed by."""
 
     weight: float
+    """The weight of the micro-batch's rows."""
+
     of_replica: float
+    """The weight of all rows of the replica in this step."""
+
     total: float
+    """The weight of all rows of all replicas in this step."""
+
     rows: int
+    """The number of rows of the micro-batch."""
+
     all_rows: int
+    """The number of rows of all replicas in this step."""
+
     replicas: int
+    """The number of replicas."""
+
     micro_batches: int
+    """The number of micro-batches of each replica in this step."""
 
 
 Gradients = list[Gradient]  # of each replica
@@ -102,56 +125,106 @@ def forward_as_it_is(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One candidate fault: what a step does otherwise where it acts. Each function's default is what is right.
-
-    id, fields: of its message. delay: how many steps later than where it acts a loss shows it. parts_ways: whether the
-    replicas' weights part. general: see Trial. once: it acts everywhere or nowhere, as a setting does.
-    shows_at_end: no loss shows it, wherever it acts, and the final weights do.
-    job: the job that is trained. layout: the replicas'. weighs: by which factor a part of the loss counts otherwise.
-    micro_batches: from a replica's gradients of each micro-batch to the one that is reduced. of_replica: changes it.
-    reduce: what each replica has after the reduction. last_is_own: of the last micro-batch each has its own.
-    reduced: changes that. clip: as clipped. keeps: whether the
-    gradient before is still there. steps: how many steps the optimizer takes. forgets: whether its state is lost
-    before. schedules: how many times the scheduler is stepped instead of once; schedules_first: before the optimizer.
-    averages: how often the averaged weights move; averages_first: before the optimizer's step. decay: of these, by the
-    number of updates before. after: changes the weights or the optimizer's state after the step. around: a context
-    of the forward and the backward pass. job_of_step: the job of the forward pass. masks: (step, micro-batch, replica)
-    of the random numbers. carries: changes the state that rows carry, before a step. carries_over_epochs: whether it is
-    kept where an epoch begins. ends: changes the final weights.
-    """
+    """One candidate fault: what a step does otherwise where the fault acts. Each function's default is what is
+    right."""
 
     id: str
+    """The id of the message that names the fault."""
+
     fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of that message."""
+
     delay: int = 1
+    """How many steps later than the step where the fault acts a loss shows it."""
+
     parts_ways: bool = False
+    """Whether the weights of the replicas become different from each other."""
+
     general: bool = False
+    """Whether the fault fits one number to what was found: see Trial."""
+
     once: bool = False
+    """Whether the fault acts everywhere or nowhere, as a setting does."""
+
     shows_at_end: bool = False
+    """Whether no loss shows the fault, wherever it acts, and the final weights do."""
+
     job: Callable[[Job], Job] = forward_as_it_is
+    """Returns the job that is trained instead of the right one."""
+
     layout: Callable[[Layout], Layout] = lambda layout: layout
+    """Returns the layout of the replicas instead of the right one."""
+
     weighs: Callable[[Part], float] = lambda part: 1.0
+    """Returns the factor by which a replica's part of the loss is multiplied. 1: the right one."""
+
     micro_batches: Callable[[Sequence[Gradient], Callable[[Gradient], Gradient]], Gradient] | None = None
+    """Called as micro_batches(gradients, clip) with a replica's gradients of each micro-batch, and a function that
+    clips one to the job's norm. Returns the gradient that is reduced. None: `of_replica` of their sum."""
+
     of_replica: Callable[[Gradient], Gradient] = lambda gradient: gradient
+    """Changes a replica's gradient, summed over its micro-batches, before the reduction."""
+
     reduce: Callable[[Gradients, int], Gradients] = mean_over_replicas
+    """Called as reduce(sums, replicas). Returns what each replica has after the reduction."""
+
     last_is_own: bool = False
+    """Whether each replica has its own gradient of the last micro-batch, which is not reduced."""
+
     reduced: Callable[[Gradient], Gradient] = lambda gradient: gradient
+    """Changes each gradient after the reduction."""
+
     clip: Callable[[Gradients, Job], Gradients] = clipped
+    """Called as clip(gradients, job). Returns each replica's gradient after clipping, as `clipped` does."""
+
     keeps: bool = False
+    """Whether the gradient of the step before is still there, and is added."""
+
     steps: int = 1
+    """How many steps the optimizer takes."""
+
     forgets: bool = False
+    """Whether the optimizer's state is lost before its step."""
+
     schedules: Callable[[FaultyTraining], int] = lambda training: 1
+    """Returns how many times the scheduler is stepped instead of once."""
+
     schedules_first: bool = False
+    """Whether the scheduler is stepped before the optimizer."""
+
     schedules_each_phase: bool = False
+    """Whether the scheduler is stepped after each phase, instead of the last one alone."""
+
     averages: int = 1
+    """How often the averaged weights are updated."""
+
     averages_first: bool = False
+    """Whether the averaged weights are updated before the optimizer's step."""
+
     decay: Callable[[float, int], float] = lambda decay, updates: decay
+    """Called as decay(decay, updates) with the job's decay, and the number of updates before. Returns the decay of the
+    averaged weights."""
+
     after: Callable[[FaultyTraining, PlayedPhase], None] = lambda training, phase: None
+    """Called as after(training, phase) after the optimizer's step. Changes the weights or the optimizer's state."""
+
     around: Callable[[FaultyTraining], AbstractContextManager[Any]] = lambda training: nullcontext()
+    """Returns a context in which the forward and the backward pass are computed."""
+
     job_of_step: Callable[[Job], Job] = forward_as_it_is
+    """Returns the job of the forward pass instead of the phase's."""
+
     masks: Callable[[int, int, int], tuple[int, int, int]] = lambda step, micro, replica: (step, micro, replica)
+    """Called as masks(step, micro-batch, replica). Returns the three numbers that seed the random numbers instead."""
+
     carries: Callable[[FaultyTraining], None] = lambda training: None
+    """Changes the state that rows carry, before a step."""
+
     carries_over_epochs: bool = False
+    """Whether the state that rows carry is kept where an epoch begins."""
+
     ends: Callable[[FaultyTraining], None] = lambda training: None
+    """Changes the final weights."""
 
 
 HEALTHY = Hypothesis("healthy")

@@ -19,32 +19,66 @@ State = Mapping[str, Tensor]  # name -> tensor
 
 @dataclass
 class Life:
-    """What a run of `job` does besides its steps; of `every`, `stop` and `steps` see ReferenceLifeRecord.
-
-    like: the run without noise, whose best evaluation this one takes; None: this is it. before: the evaluation of the
-    weights that it begins with. saved: the weights that it saves. raw: the last ones, where `saved` are averaged.
-    outputs: of the evaluation's rows, by the weights that are saved; empty where they cannot be compared.
-    """
+    """What a run of `job` does besides its steps."""
 
     job: Job
+    """The job that is trained."""
+
     every: int
+    """Steps between two evaluations."""
+
     stop: int
+    """Steps before the restart."""
+
     steps: int
+    """Steps of the whole run."""
+
     device: str
+    """The device on which the reference computes."""
+
     like: Life | None = None
+    """The run without noise, whose best evaluation this run takes. None: this is the run without noise."""
+
     before: EvaluationRecord | None = None
+    """The evaluation of the weights that the run begins with. None: there is none, as in a run with noise."""
+
     evaluations: list[EvaluationRecord] = field(default_factory=list)
+    """Each evaluation, in order."""
+
     at_step: list[int] = field(default_factory=list)
+    """How many steps had been done before each evaluation."""
+
     best: tuple[str, str] | None = None
+    """The metric, and 'min' or 'max', by which the best weights are saved before the restart. None: the last are
+    saved."""
+
     best_after: tuple[str, str] | None = None
+    """The metric, and 'min' or 'max', by which the best weights are saved after the restart. None: the last are
+    saved."""
+
     best_at: int = -1
+    """The index of the best evaluation. -1: there is none."""
+
     saved: State = field(default_factory=dict)
+    """The weights that the run saves, by name."""
+
     samples: list[State] = field(default_factory=list)
+    """Samples of the weights at each evaluation. Empty in a run with noise."""
+
     raw: State = field(default_factory=dict)
+    """The model's last weights, by name, where `saved` holds averages. Empty elsewhere."""
+
     buffers: list[State] = field(default_factory=list)
+    """The last buffers of each replica."""
+
     parameters: list[str] = field(default_factory=list)
+    """The names of the model's parameters, of tied ones the first."""
+
     outputs: State = field(default_factory=dict)
+    """The outputs of the evaluation's rows, by the weights that are saved. Empty: they cannot be compared."""
+
     _states: dict[int, State] = field(default_factory=dict)
+    """The index of an evaluation -> its weights, of the evaluations that may be the best."""
 
     def begin(self, model: nn.Module) -> None:
         """Gives the model the weights that --init has: its own, and the buffers of its state, each times INIT."""

@@ -22,51 +22,80 @@ AnyState = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplicaBefore:
-    """What one replica begins a step with besides the weights.
-
-    buffers: by name. moved: its copies of parameters, of which those are taken that the forward pass moves. attributes:
-    module -> attribute -> value. carried: micro-batch -> the state that forward has returned; carried_epoch: in which.
-    """
+    """What one replica begins a step with besides the weights."""
 
     buffers: State
+    """The replica's buffers, by name."""
+
     moved: State = field(default_factory=dict)
+    """The replica's copies of parameters, by name. Those that the forward pass moves are taken."""
+
     attributes: Mapping[str, AnyState] = field(default_factory=dict)
+    """Module -> attribute -> value."""
+
     carried: Mapping[int, Any] = field(default_factory=dict)
+    """Micro-batch -> the state that forward has returned."""
+
     carried_epoch: int = -1
+    """The epoch in which forward has returned these states. -1: there are none."""
 
 
 @dataclass(frozen=True)
 class StepBefore:
-    """What a step begins with.
-
-    weights: name -> parameter. optimizer: name of a parameter -> key -> value. groups: the numbers of each parameter
-    group. averages: of the weights. extra: module -> what its get_extra_state returned. autocast: the dtype of the
-    forward passes; None: the tensors' own. loss_scale: by which losses are multiplied.
-    """
+    """What a step begins with."""
 
     step: int
+    """The number of the step in the whole schedule."""
+
     weights: State
+    """The parameters, by name."""
+
     optimizer: Mapping[str, AnyState]
+    """The optimizer's state: name of a parameter -> key -> value."""
+
     groups: list[AnyState]
+    """The numbers of each parameter group, such as its learning rate."""
+
     averages: State
+    """The averages of the weights, by name. Empty: the job does not average them."""
+
     extra: AnyState
+    """Module -> what its get_extra_state returned."""
+
     replicas: list[ReplicaBefore]
+    """What each replica begins the step with."""
+
     autocast: str | None = None
+    """The dtype to which autocast lowers the forward passes. None: the tensors' own dtypes."""
+
     loss_scale: float = 1.0
+    """The factor by which losses are multiplied."""
 
 
 @dataclass(frozen=True)
 class StepAfter:
-    """What a step has made. micro_batches, buffers, attributes: of each replica. own_gradients: of each replica, before
-    the mean; empty where the replicas share forward passes."""
+    """What a step has made."""
 
     micro_batches: list[list[MicroBatchRecord]]
+    """What each replica saw: [replica][micro-batch]."""
+
     own_gradients: list[State]
+    """The gradient of each replica before the mean, by name. Empty: the replicas share forward passes."""
+
     weights: State
+    """The parameters after the step, by name."""
+
     buffers: list[State]
+    """The buffers of each replica after the step."""
+
     optimizer: Mapping[str, AnyState]
+    """The optimizer's state after the step: name of a parameter -> key -> value."""
+
     averages: State
+    """The averages of the weights after the step, by name."""
+
     moved: list[State]
+    """Each replica's copies of the parameters that the forward pass moves, after the step."""
 
 
 def replay_step(

@@ -46,28 +46,44 @@ LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A whole training.
-
-    micro_batches: [replica][micro-batch in order]. later: epoch -> [micro-batch][replica] -> the rows of its first
-    step. rates: [step][parameter group], the learning rates. norms: of each step's gradient, before clipping. draws:
-    whether the model draws random numbers. state: the model's state dict after the last step. buffers: [replica].
-    own: samples of replica 0's own gradient of the first step. before_last, own_before_last: of the mean over the
-    replicas and of replica 0's, without the first step's last micro-batch; empty where there is but one. See
-    first_gradient.py.
-    """
+    """A whole training. Of `own`, `before_last` and `own_before_last` see first_gradient.py."""
 
     micro_batches: list[list[MicroBatchRecord]]
+    """What each replica saw: [replica][micro-batch in order]."""
+
     later: Mapping[int, list[list[list[int]]]]
+    """Epoch -> [micro-batch][replica] -> the rows of the epoch's first step."""
+
     rates: list[list[float]]
+    """The learning rates: [step][parameter group]."""
+
     norms: list[float]
+    """The norm of each step's gradient, before clipping."""
+
     draws: bool
+    """Whether the model draws random numbers."""
+
     state: State
+    """The model's state dict after the last step."""
+
     buffers: list[State]
+    """The buffers of each replica after the last step."""
+
     own: State
+    """Samples of replica 0's own gradient of the first step. Empty: the parts of this gradient are not sampled."""
+
     before_last: State
+    """Samples of the first step's mean gradient over the replicas, without its last micro-batch. Empty: there is but
+    one micro-batch, or no part is sampled."""
+
     own_before_last: State
+    """Samples of replica 0's own gradient of the first step, without its last micro-batch. Empty as `before_last`."""
+
     evaluation: EvaluationRecord | None
+    """The evaluation of the last weights. None: they are not evaluated."""
+
     life: Life | None = None
+    """What the run did besides its steps. None: nothing."""
 
 
 def play(
@@ -116,23 +132,37 @@ def play(
 
 @dataclass
 class Forward:
-    """What the replicas' forward passes of one micro-batch share.
-
-    rows: each replica's. weights: what these weigh. total: what all rows of the step weigh. together: all of these
-    rows, where collate draws and each row keeps what it drew. outputs: each replica's, where one forward pass serves
-    all of them (SyncBatchNorm). all_rows: the loss, where the criterion sees all replicas' rows at once.
-    """
+    """What the replicas' forward passes of one micro-batch share."""
 
     phase: PlayedPhase
+    """The phase that takes the step."""
+
     epoch: int
+    """The number of the epoch, from 0."""
+
     step: int
+    """The number of the step in this training, from 0."""
+
     micro: int
+    """The number of the micro-batch in its step, from 0."""
+
     rows: list[list[int]]
+    """The indices of each replica's rows: [replica][row]."""
+
     weights: list[float] = field(default_factory=list)
+    """The weight of each replica's rows."""
+
     total: float = 0.0
+    """The weight of all rows of the step."""
+
     together: StepRows | None = None
+    """All rows of the step, where collate draws random numbers and each row keeps what it drew. None elsewhere."""
+
     outputs: list[Any] = field(default_factory=list)
+    """Each replica's output, where one forward pass serves all of them (SyncBatchNorm). Empty elsewhere."""
+
     all_rows: AllRows | None = None
+    """The loss, where the criterion sees all replicas' rows at once. None elsewhere."""
 
 
 class ReplicatedTraining:

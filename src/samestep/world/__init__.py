@@ -16,14 +16,22 @@ RENDEZVOUS_PORT = 29500  # torch.distributed's default
 
 
 class RankVariables(NamedTuple):
-    """The names of a launcher's environment variables for rank, world size, local rank, local world size and node rank.
-    The defaults are torchrun's."""
+    """The names of a launcher's environment variables. The defaults are torchrun's."""
 
     rank: str = "RANK"
+    """The variable that holds the rank."""
+
     size: str = "WORLD_SIZE"
+    """The variable that holds the world size."""
+
     local_rank: str = "LOCAL_RANK"
+    """The variable that holds the local rank."""
+
     local_size: str = "LOCAL_WORLD_SIZE"
+    """The variable that holds the local world size."""
+
     node: str = "GROUP_RANK"
+    """The variable that holds the node rank."""
 
     def environment(self) -> dict[str, str]:
         """Returns the variable that makes World.from_env read these names."""
@@ -32,20 +40,28 @@ class RankVariables(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """This process's place in the process group.
-
-    rank: of `size` ranks; local_rank: of the `local_size` ranks on this machine, whose node rank is `node`.
-    devices: torch devices of this process; all engines but DataParallel use one, `device`.
-    backend: of torch.distributed, 'nccl' or 'gloo'. mesh: how the ranks are arranged; None: each is a replica.
-    """
+    """This process's place in the process group."""
 
     rank: int = 0
+    """The rank of this process, of `size` ranks."""
+
     size: int = 1
+    """The number of ranks."""
+
     local_rank: int = 0
+    """The rank of this process among the ranks on this machine."""
+
     local_size: int = 1
+    """The number of ranks on this machine."""
+
     node: int = 0
+    """The node rank of this machine."""
+
     devices: tuple[str, ...] = ("cpu",)
+    """The torch devices of this process. All engines but DataParallel use one, `device`."""
+
     mesh: Mesh | None = None
+    """How the ranks are arranged. None: each is a replica."""
 
     @property
     def replicas(self) -> int:
@@ -75,10 +91,12 @@ class World:
 
     @property
     def device(self) -> str:
+        """The torch device that all engines but DataParallel use."""
         return self.devices[0]
 
     @property
     def backend(self) -> str:
+        """The backend of torch.distributed: 'nccl' or 'gloo'."""
         return "nccl" if self.device.startswith("cuda") else "gloo"
 
     @classmethod

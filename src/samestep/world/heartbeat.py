@@ -113,41 +113,63 @@ heartbeat = Heartbeat()  # this process's
 
 @dataclass(frozen=True)
 class Clocks:
-    """What a rank of a script has taken so far, where it is monitored; 0 where it is not.
-
-    world: how many ranks there are. thread: that trains, by the kernel's number. workers, prefetch: of the loader that
-    it reads. loading_ns: that it has waited for batches; loading_cpu_ns: of these, on a processor; first_ns: of these,
-    for the first batch of an iterator. fetch_ns, and fetch_cpu_ns: that it or its loader workers took to load `fetches`
-    batches.
-    """
+    """What a rank of a script has taken so far, where it is monitored. Every value is 0 where it is not."""
 
     world: int = 0
+    """The number of ranks."""
+
     thread: int = 0
+    """The thread that trains, by the kernel's number."""
+
     workers: int = 0
+    """The number of workers of the loader that the rank reads."""
+
     prefetch: int = 0
+    """How many batches each of these workers loads ahead."""
+
     loading_ns: int = 0
+    """Nanoseconds that the rank has waited for batches."""
+
     loading_cpu_ns: int = 0
+    """The part of `loading_ns` on a processor."""
+
     fetch_ns: int = 0
+    """Nanoseconds that the rank or its loader workers took to load batches."""
+
     fetch_cpu_ns: int = 0
+    """The part of `fetch_ns` on a processor."""
+
     fetches: int = 0
+    """How many batches the rank or its loader workers have loaded."""
+
     first_ns: int = 0
+    """The part of `loading_ns` for the first batch of an iterator."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a rank last wrote. beats: of it and its loader workers; it changes while any of them is at work.
-
-    taken: steps of this training in this process. row_of: pid -> the row that the rank or a loader worker is reading.
-    worker_pids: of the processes that have loaded a batch for it so far.
-    """
+    """What a rank last wrote."""
 
     beats: int
+    """The beats of the rank and its loader workers. The number changes while any of them is at work."""
+
     activity: int
+    """What the rank is doing: one of the activities from STARTING to TRAINING."""
+
     step: int
+    """How many steps had been done when the activity began. NONE: the activity belongs to no step."""
+
     taken: int
+    """How many steps of this training this process has taken."""
+
     row_of: dict[int, int]
+    """pid -> the row that the rank or a loader worker is reading."""
+
     clocks: Clocks = Clocks()
+    """What the rank has taken so far, where it is monitored."""
+
     worker_pids: tuple[int, ...] = ()
+    """The pids of the processes that have loaded a batch for the rank so far."""
 
 
 def file_of(folder: Path, rank: int) -> Path:

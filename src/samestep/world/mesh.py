@@ -33,11 +33,22 @@ class Mesh:
     """The number of ranks along each axis."""
 
     stage: int = 1
+    """The number of stages, as in a pipeline, each of which has some of the layers."""
+
     data: int = 1
+    """The number of replicas that each have the whole model."""
+
     shard: int = 1
+    """The number of replicas whose parameters are sharded, as under FSDP."""
+
     expert: int = 1
+    """The number of replicas that each have some of the experts."""
+
     sequence: int = 1
+    """The number of ranks over which the positions of a sequence are divided."""
+
     tensor: int = 1
+    """The number of ranks over which the rows or columns of single weights are divided."""
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -26,22 +26,32 @@ Kind = Literal["pipeline", "tensors", "stages", "other shapes", "by hand", "repl
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrangement of a script's ranks.
-
-    kind: 'pipeline', of torch.distributed.pipelining; 'tensors', where DTensors or FSDP say what each rank holds;
-    'stages', which the script hands on from rank to rank itself; 'other shapes', which no replicas hold, and of which
-    nothing more is known; 'by hand', ranks that certainly share out layers which the script divides; 'replicas' of a
-    whole model. by_hand: what ranks of any kind but a pipeline may be, which a replay tells. pieces: the ranks of one
-    replica of the kind 'by hand'. other_shape: a parameter that ranks hold in other shapes.
-    """
+    """The arrangement of a script's ranks."""
 
     kind: Kind
+    """'pipeline': a pipeline of torch.distributed.pipelining. 'tensors': DTensors or FSDP say what each rank holds.
+    'stages': the script itself hands stages on from rank to rank. 'other shapes': ranks hold a parameter in different
+    shapes, which no replicas do; nothing more is known. 'by hand': ranks certainly share out layers that the script
+    divides. 'replicas': each rank holds a whole model."""
+
     pipeline: PipelineLayout | None = None
+    """The arrangement of the pipeline's ranks. None: there is no pipeline."""
+
     tensors: TensorLayout | None = None
+    """The arrangement that DTensors or FSDP say. None: they say none."""
+
     stages: Sequence[Ranks] = ()
+    """The ranks of each stage. Empty for kinds without stages."""
+
     by_hand: ByHand | None = None
+    """How ranks of any kind but a pipeline may share out a model, which a replay tells. None: nothing says that they
+    do."""
+
     pieces: Sequence[int] = ()
+    """The ranks of one replica, for the kind 'by hand'. Empty for other kinds."""
+
     other_shape: str = ""
+    """A parameter that ranks hold in different shapes. '': there is none."""
 
     @classmethod
     def of(cls, ranks: Ranks) -> Layout:
@@ -164,18 +174,23 @@ def holders(rank: ScriptRecord, piece: PieceRecord) -> list[int]:
 
 @dataclass(frozen=True)
 class ByHand:
-    """How the ranks of such a model may be arranged.
-
-    replicas: the ranks of each. shares_rows: whether ranks of a replica read the same rows. is_certain: whether these
-    ranks are no replicas of each other in any case. is_one_model: whether they have one loss of the same rows in each
-    step and other weights, so that they compute it together.
-    """
+    """How the ranks of a model whose layers the script divides itself may be arranged."""
 
     replicas: list[list[int]]
+    """The ranks of each replica."""
+
     read: list[int]
+    """The ranks whose rows are together those of one process."""
+
     shares_rows: bool
+    """Whether ranks of a replica read the same rows."""
+
     is_certain: bool
+    """Whether the ranks of a replica are certainly not replicas of each other."""
+
     is_one_model: bool
+    """Whether the ranks of a replica have one loss of the same rows in each step and different weights, so that they
+    compute it together."""
 
     @classmethod
     def of(cls, ranks: Ranks) -> ByHand | None:

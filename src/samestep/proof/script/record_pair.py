@@ -18,16 +18,25 @@ from samestep.records.script import AFTER, AVERAGE, BEFORE, STATISTICS, TAKEN, U
 
 @dataclass(frozen=True)
 class RecordPair:
-    """Two recordings, and their folders. since: the step of the first recording with which the second begins. names:
-    the second recording's names of parameters -> the first recording's; the second recording's ranks are read with the
-    latter."""
+    """Two recordings of a script, and their folders."""
 
     first: Ranks
+    """The ranks of the first recording."""
+
     second: Ranks
+    """The ranks of the second recording, with the first recording's names of parameters."""
+
     first_record: Record
+    """The folder of the first recording."""
+
     second_record: Record
+    """The folder of the second recording."""
+
     since: int = 0
+    """The step of the first recording with which the second begins."""
+
     names: Names = field(default_factory=dict)
+    """The second recording's names of parameters -> the first recording's. Empty: the names are the same."""
 
     @property
     def steps(self) -> int:

@@ -54,27 +54,43 @@ def whole_gradients(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Se
 
 @dataclass
 class StepGradients:
-    """The gradients of one step.
-
-    local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> the gradient that is to be
-    their mean, before clipping. taken: the gradient that the optimizer took. scale: a gradient scaler's factor, by
-    which a reduced one may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in
-    most of `reduced`. worst: the greatest relative distance from that. not_mean: (rank, parameter) of each gradient
-    that is not the sum times this factor. is_compressed: whether a communication hook may hand on less.
-    """
+    """The gradients of one step of all ranks."""
 
     names: list[str]
+    """The parameters that are judged."""
+
     local: list[dict[str, list[Array]]]
+    """Each rank's own gradients: [rank] parameter -> [micro-batch]."""
+
     reduced: list[dict[str, Array]]
+    """The gradients that are to be the mean of the ranks' own, before clipping: [rank] parameter -> gradient."""
+
     taken: list[dict[str, Array]]
+    """The gradients that the optimizer took: [rank] parameter -> gradient."""
+
     micro_batches: int
+    """The number of micro-batches in the step."""
+
     close: float
+    """How far a reduced gradient may be from the sum of what the ranks computed, relative."""
+
     clipped: bool
+    """Whether gradients were clipped in the step."""
+
     scale: float = 1.0
+    """The factor of a gradient scaler, by which a reduced gradient may have been divided. 1: there is no scaler."""
+
     factor: float = 1.0
+    """The factor by which the sum over ranks and micro-batches is multiplied in most of `reduced`."""
+
     worst: float = 0.0
+    """The greatest relative distance of a reduced gradient from the sum times `factor`."""
+
     is_compressed: bool = False
+    """Whether a communication hook may hand on less than the gradients."""
+
     not_mean: list[tuple[int, str]] = field(default_factory=list)
+    """(rank, parameter) of each gradient that is not the sum times `factor`."""
 
     @classmethod
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
