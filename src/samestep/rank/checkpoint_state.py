@@ -7,7 +7,7 @@
     scheduler, evaluation_scheduler, scaler: their state dicts
     evaluations   the curve, and which is the best
     position      optimizer steps done, and how many of them were skipped
-    identity      what is trained: see training_identity.py
+    identity      what is trained: see TrainingIdentity in checkpoints.py
     ranks         replica -> its buffers, and the state that its rows carry
 
 A rank gives what it has: its pieces of sharded tensors, and its stages of a pipeline; of everything else rank 0 alone.

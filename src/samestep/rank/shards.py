@@ -72,7 +72,7 @@ def divided_along(tensor: Any) -> tuple[str, ...]:
 
 
 def is_copied(tensor: Any) -> bool:
-    """Returns whether an earlier rank has this parameter, too, of those that ranks have instead of each other's."""
+    """Returns whether a parameter of a divided model is on an earlier rank, too, as a tied one is."""
     return bool(getattr(tensor, "copied_along", False))
 
 

@@ -275,7 +275,7 @@ class Turns:
         self._become(self._states.pop(rank))
 
     def _become(self, state: Sequence[Any]) -> None:
-        """Gives the process a rank's state. `_found` is what it has: that of the rank that ran before."""
+        """Gives the process a rank's state. `_found` is the state that the rank which ran before has left."""
         for part, value, found in zip(PER_PROCESS, state, self._found):
             if not part.same(found, value):
                 part.write(value)

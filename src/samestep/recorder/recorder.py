@@ -173,7 +173,8 @@ class Recorder:
         self._reductions.attach(hooks)
         patches.patch_autocast(hooks, lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach(hooks)
-        if not self._plan.replay:  # which draws what the ranks have drawn
+        # A replay draws the numbers of the ranks, and records none.
+        if not self._plan.replay:
             self._row_draws.attach(hooks)
         patches.patch_schedulers(hooks, self._schedulers.append)
         self._saves.attach(hooks, lambda: len(self.steps))

@@ -113,7 +113,7 @@ class ReplayPlayer:
             return message("batches_differ_between_ranks")
         if self._makes and self._by_rank:
             return message("makes_other_batches")
-        # Else the inputs are fed.
+        # Where the model's inputs are fed, numbers that are drawn for them outside of torch do not matter.
         if (self._from_loader or self._makes) and any(rank.outside for rank in self._ranks):
             return message("draws_outside_torch")
         if self._from_loader and any(_counts(rank) != _counts(first) for rank in self._ranks):
@@ -150,7 +150,7 @@ class ReplayPlayer:
         self._recorder.after_engine_step = self._after_engine_step
 
     def _forget(self) -> None:
-        """Begins anew with the forwards, as the recording has."""
+        """Sets the counters of forward passes back to zero, where the recording began anew."""
         self._forwards = self._events = self._draws = 0
         self._loaded.clear()
 
@@ -208,7 +208,7 @@ class ReplayPlayer:
     def _next(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         """Returns the ranks' batch instead of what the iterator would read."""
         first = self._ranks[0]
-        # A loader that is trained with is left out.
+        # A loader that no rank has trained with reads its own batches.
         if self._recorder.skips or iterator._samestep not in first.numbers:
             self._inside = True
             try:

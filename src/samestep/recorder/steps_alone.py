@@ -48,8 +48,8 @@ class StepsAlone:
         return bool(called_ns) and min(called_ns) > self._stepped_ns
 
     def are_no_others(self) -> bool:
-        """Returns whether no other rank takes a step while this one could run its script so far again, and none
-        ends."""
+        """Waits for as long as this rank has run so far. Returns whether no other rank took a step or ended
+        meanwhile."""
         if self._world.size == 1 or self._called_ns():
             return False
         until = time.monotonic() + max(WAIT_S, (self._stepped_ns - self._made_ns) / 1e9)

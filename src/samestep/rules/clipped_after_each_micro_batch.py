@@ -6,13 +6,19 @@ RULE = Rule(
     zh="每个 micro-batch 之后都裁剪，一步 {clips} 次：裁剪应在最后一个 micro-batch 之后",
     patch=clip_before_the_step,
     broken="""
-optimizer.step()
-clip_grad_norm_(p, 1)
-x = 1
+for step in range(3):
+    for x, y in micro_batches(step):
+        loss_of(model(x), y).backward()
+        clip_grad_norm_(p, 1)
+    optimizer.step()
+    optimizer.zero_grad()
 """,
     right="""
-clip_grad_norm_(p, 1)
-optimizer.step()
-x = 1
+for step in range(3):
+    for x, y in micro_batches(step):
+        loss_of(model(x), y).backward()
+    clip_grad_norm_(p, 1)
+    optimizer.step()
+    optimizer.zero_grad()
 """,
 )

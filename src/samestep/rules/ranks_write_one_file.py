@@ -18,12 +18,14 @@ RULE = Rule(
     zh="{ranks:ranks} 写同一个文件 {file}（从第 {step} 步起）：之后文件里是某一个 rank 的内容，或几个 rank 的片段。共有的内容请由 rank 0 保存（`if rank == 0`）；每个 rank 自己的状态需要自己的文件",
     patch=save_on_rank_0,
     broken="""
-x = 1
-torch.save(x, path)
+for epoch in range(3):
+    train(model, epoch)
+    torch.save(model.state_dict(), path)
 """,
     right="""
-x = 1
-if torch.distributed.get_rank() == 0:
-    torch.save(x, path)
+for epoch in range(3):
+    train(model, epoch)
+    if torch.distributed.get_rank() == 0:
+        torch.save(model.state_dict(), path)
 """,
 )

@@ -16,13 +16,19 @@ RULE = Rule(
     zh="调度器每个 micro-batch 前进一次，而不是每步一次：请在调用 optimizer.step() 的地方调用 scheduler.step()",
     patch=advance_after_the_step,
     broken="""
-scheduler.step()
-x = 1
-optimizer.step()
+for step in range(3):
+    for x, y in micro_batches(step):
+        loss_of(model(x), y).backward()
+        scheduler.step()
+    optimizer.step()
+    optimizer.zero_grad()
 """,
     right="""
-x = 1
-optimizer.step()
-scheduler.step()
+for step in range(3):
+    for x, y in micro_batches(step):
+        loss_of(model(x), y).backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
 """,
 )

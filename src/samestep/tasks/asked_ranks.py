@@ -1,4 +1,4 @@
-"""Where a job asks which rank it is. The reference is none, and may go another way there than a rank does."""
+"""Finds the lines where a job asks for its rank. The reference has no rank, and may take another branch there."""
 
 from __future__ import annotations
 

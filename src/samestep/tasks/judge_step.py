@@ -21,19 +21,28 @@ from samestep.reference import StepAfter, StepBefore
 
 @dataclass(frozen=True)
 class RankAfter:
-    """What one rank saw of a step, and has after it.
-
-    indices, digests, losses: of each micro-batch. gradients: its own, before any reduction, of losses times `scale`.
-    weights: name -> (its block, the block's first index in the whole). rates: of each parameter group.
-    """
+    """What one rank saw of a step, and has after it."""
 
     indices: list[list[int]]
+    """The indices of the rows of each micro-batch."""
+
     digests: list[list[str]]
+    """The digests of the tensors of each micro-batch."""
+
     losses: list[Tensor]
+    """The loss of each micro-batch."""
+
     gradients: Mapping[str, Tensor]
+    """Name of a parameter -> the rank's own gradient before any reduction, of the losses times `scale`."""
+
     weights: Mapping[str, tuple[Tensor, list[int]]]
+    """Name of a parameter -> (the rank's block after the step, the index in the whole tensor at which it begins)."""
+
     buffers: Mapping[str, Tensor]
+    """Name of a buffer -> its value after the step."""
+
     scale: float = 1.0
+    """The factor of a gradient scaler."""
 
 
 @dataclass(frozen=True)

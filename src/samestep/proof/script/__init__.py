@@ -111,7 +111,7 @@ def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
-    """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
+    """Adds the answers of a replay. Where it could not be played, that is an answer, too, and the others stay."""
     replayed = next((finding.answer for finding in replay_findings if finding.question == "replayed gradient"), None)
     findings = [with_one_process(finding, replayed) for finding in with_effects(results.findings, replay_findings)]
     return _with_findings(results, [*findings, *replay_findings])

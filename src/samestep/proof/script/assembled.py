@@ -66,15 +66,16 @@ def _whole_digests(ranks: Ranks, rank: ScriptRecord, digests: Sequence[Mapping[s
 
 @dataclass(frozen=True)
 class ReplicaRecord(Record):
-    """The folder of a launch, read as though each replica were one rank with the number of its first rank. ranks: all
-    ranks.
-
-    read: the arrays of the step that was asked for last, as each question asks again.
-    """
+    """The folder of a launch, read as though each replica were one rank with the number of its first rank."""
 
     all_ranks: Ranks = ()
+    """The record of each rank."""
+
     layout: TensorLayout = field(default_factory=lambda: TensorLayout([], [], []))
+    """The replicas, and the piece of each rank."""
+
     read: dict[tuple[str, int], dict[str, Array]] = field(default_factory=dict)
+    """The arrays of the step that was asked for last, since several questions ask for the same step."""
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, Array]:
         """Returns a replica's arrays: each put together of those of the ranks that hold its pieces."""

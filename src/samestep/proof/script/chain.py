@@ -218,7 +218,7 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
         )
         is_own = any(
             abs(ratio / clipping_factor(limit, abs(scale) * total_norm) - 1) <= CLIPPED_APART_BY_SUMS
-            for total_norm in _norms_of(rank, own_norm, step, gradients)
+            for total_norm in _norms_of(own_norm, step, gradients)
         )
         cause = (
             message("clipped_by_stage_norms", factors=[round(ratio, 4)])
@@ -238,7 +238,7 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
     return None
 
 
-def _norms_of(rank: object, own_norm: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
+def _norms_of(own_norm: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
     """Returns the norms by which a rank may clip: of all that it holds, and of each stage."""
     of_stages = [math.sqrt(sum(step.norms.get(n, 0.0) ** 2 for n in names)) for names in gradients.chain.stages]
     return [own_norm, *of_stages]

@@ -276,8 +276,11 @@ def _cause(
 
 
 def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:
-    """Returns the parameters whose weights come apart where those of others, moved by unreduced gradients, too, stay
-    the same on all ranks to the end: by an optimizer that reduces these itself; none where all come apart, or none."""
+    """Returns the parameters with unreduced gradients whose weights become different on the ranks, while the weights
+    of others with unreduced gradients stay the same: the optimizer reduces those itself.
+
+    Returns none where the weights of all of them become different, or of none.
+    """
     names, last = {name for _, name in gradients.not_mean}, common_steps(ranks)[-1]
     started = [rank.steps[step - 1].weights if step else rank.start for rank in ranks]
     moved = all(names <= {*rank.steps[step].moved} for rank in ranks)

@@ -112,7 +112,7 @@ def _rates(result: ReplayRecord, ranks: Ranks, one_process: ScriptRecord, told_r
 
 
 def _after_gradients(finding: Finding, gradients: Sequence[Finding]) -> Finding:
-    """Returns a finding; where weights come apart by gradients that have, no finding of its own."""
+    """Returns a finding; unknown where weights differ between ranks whose gradients differed before."""
     steps = [found.divergence.order for found in gradients if found.divergence]
     if not steps or not finding.divergence or finding.message.id != DRIFT or finding.divergence.order < min(steps):
         return finding

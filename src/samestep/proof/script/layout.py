@@ -1,6 +1,7 @@
 """Finds how a script's ranks are arranged: which of them hold the whole model together, and the part of each.
 
-This is decided here alone, from the ranks' records: the judge, the replay and the command ask `Layout`.
+The judge, the replay and the command ask `Layout`, which decides it by the ranks' records. How a model that a script
+divides by hand is cut is known only after its replay: see by_hand.py.
 """
 
 from __future__ import annotations

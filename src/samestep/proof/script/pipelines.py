@@ -140,11 +140,9 @@ def _begin_alike(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
         for first in prefixes[:number]:
             # Biases and norms are alike in all layers.
             same = [
-                n
-                for n, value in starts[second].items()
-                if starts[first].get(n) == value and _is_drawn(n, value, starts)
+                n for n, value in starts[second].items() if starts[first].get(n) == value and _is_drawn(value, starts)
             ]
-            drawn = [n for n, value in starts[second].items() if n in starts[first] and _is_drawn(n, value, starts)]
+            drawn = [n for n, value in starts[second].items() if n in starts[first] and _is_drawn(value, starts)]
             if len(same) > 1 and len(same) == len(drawn):
                 numbers = [int(prefix.split()[1].rstrip(":")) for prefix in (first, second)]
                 cause = message("stages_begin_alike", first=numbers[0], second=numbers[1], parameters=len(same))
@@ -161,7 +159,7 @@ def _begin_alike(ranks: Ranks, layout: PipelineLayout) -> Finding | None:
     return None
 
 
-def _is_drawn(name: str, value: int, starts: Mapping[str, Mapping[str, int]]) -> bool:
+def _is_drawn(value: int, starts: Mapping[str, Mapping[str, int]]) -> bool:
     """Returns whether a parameter begins with random numbers: within each stage no other one begins with the same
     values."""
     return all(list(of_stage.values()).count(value) <= 1 for of_stage in starts.values())

@@ -35,7 +35,6 @@ from samestep.records.record import Record
 from samestep.records.script import ENGINE_CLIPPING, STEP, TAKEN, UNCLIPPED, ScriptRecord, of_kind
 from samestep.records.script_plan import ReplayRecord
 
-# Relative bounds of the first gradient, of later ones and of the weights' movement: see the decision record.
 OWN_ROWS = "rows_normalised_by_own_rank"
 GRADIENT: Question = "replayed gradient"
 RATE: Question = "replayed rate"
@@ -184,10 +183,9 @@ def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding
 
 
 def drifts(distances: Sequence[float]) -> bool:
-    """Returns whether gradients that were the same drift apart as rounding does, which a training may double several
-    times a step.
+    """Returns whether the distances begin at the size of rounding and grow by no more than ROUNDING_GROWS a step.
 
-    A mistake shows at once: its size is no small multiple of that of the step before.
+    Training makes rounding grow that fast; a mistake has its whole size at the step that makes it.
     """
     grown = [max(distance, FLOAT32_ROUNDING) for distance in distances]
     slowly = all(after <= ROUNDING_GROWS * before for before, after in pairwise(grown))
@@ -348,8 +346,10 @@ def is_ahead(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[fl
 
 
 def falls_from_a_multiple(recorded: Sequence[Sequence[float]], replayed: Sequence[Sequence[float]], size: int) -> bool:
-    """Returns whether rates that only fall begin at so many times those of one process: a schedule's length is no part
-    of its first rate."""
+    """Returns whether all rates only fall, and the ranks' first rate is `size` times one process's.
+
+    The first rate does not depend on the length of a schedule.
+    """
     factors = [rate / one_rate for rate, one_rate in zip(recorded[0], replayed[0]) if one_rate]
     falls = all(
         after <= before for rates in (recorded, replayed) for pair in pairwise(rates) for before, after in zip(*pair)

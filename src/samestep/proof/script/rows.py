@@ -265,8 +265,7 @@ def _numbered_apart(passes: Sequence[Sequence[PassRecord]]) -> Finding | None:
 
 
 def own_datasets(passes: Sequence[PassRecord]) -> bool:
-    """Returns whether the same indices are other rows on each rank: none of their tensors is always that of the other
-    ranks.
+    """Returns whether each rank has a dataset of its own: at the same index, every tensor of a row differs.
 
     A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
     So does a share of pictures that are the same: an augmentation by chance leaves some as they are.
@@ -337,7 +336,7 @@ def _steps_to_next_epoch(rank: ScriptRecord, record: PassRecord, rows_of_pass: S
 
 
 def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
-    """Finds an epoch whose order is that of the epoch before it, of which a resumed training read the rest."""
+    """Finds an epoch in the same order as the one before it, which a resumed training had begun in its middle."""
     for before, after in pairwise(record for record in rank.passes if record.trained):
         remainder, epoch = indices(before), indices(after)
         if (
