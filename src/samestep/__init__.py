@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from samestep.recorder.watch import watch
     from samestep.records.collectives import CollectiveResults
     from samestep.records.findings import CheckResults
-    from samestep.records.results import CompareResults, EvaluateResults, RunResults, Verdict
+    from samestep.records.results import CompareResults, Verdict
+    from samestep.records.run_results import EvaluateResults, RunResults
     from samestep.records.runs import PastRun
 
 __all__ = [
@@ -69,11 +70,11 @@ LATER = {  # name -> its module, imported at its first use: nobody needs all of 
     "Phase": "job",
     "Pipeline": "data.pipeline",
     "Recipe": "job",
-    "EvaluateResults": "records.results",
+    "EvaluateResults": "records.run_results",
     "StepInfo": "job",
     "Stream": "data.stream",
     "CompareResults": "records.results",
-    "RunResults": "records.results",
+    "RunResults": "records.run_results",
     "TrainingFailed": "errors",
     "UserError": "errors",
     "Verdict": "records.results",

@@ -45,7 +45,7 @@ from samestep.rank.step_costs import StepCosts
 from samestep.rank.step_profile import StepProfile
 from samestep.rank.threaded_group import active_turns
 from samestep.rank.weights import Ema, StateDict
-from samestep.records.record import TrainingRecord
+from samestep.records.training_record import TrainingRecord
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, BUILDING, FORWARD, LOADING, heartbeat
 

@@ -33,7 +33,8 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said, message
 from samestep.records.files import OLDEST, SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
-from samestep.records.results import RunResults, write_results
+from samestep.records.results import write_results
+from samestep.records.run_results import RunResults
 from samestep.records.runs import ResultsIdentity
 
 WORDS = ("samestep", "run", "my job.py", "--engine", "ddp")

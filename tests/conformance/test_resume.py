@@ -25,7 +25,7 @@ from samestep.records.files import read, write
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest
 from samestep.records.plan import Plan, RunTask
-from samestep.records.record import TrainingRecord
+from samestep.records.training_record import TrainingRecord
 from samestep.training import Run
 from samestep.world import World
 

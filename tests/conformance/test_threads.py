@@ -9,8 +9,9 @@ import pytest
 
 from lane_marks import in_turn
 from ranks import KeptRanks, Ranks, engine_facts, judged, proof_plan, reference_plan
-from samestep.records.record import Record, TrainingRecord
+from samestep.records.record import Record
 from samestep.records.results import Verdict
+from samestep.records.training_record import TrainingRecord
 
 ENGINES, JOBS, SIZES = ("ddp", "fsdp", "zero", "amp"), ("conv", "tied", "transformer"), (2, 3, 4)
 CASES = [(engine, job, size) for engine in ENGINES for job in JOBS for size in SIZES]

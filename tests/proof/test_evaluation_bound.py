@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samestep.proof.compare import evaluation_bound
-from samestep.records.record import EvaluationRecord
+from samestep.records.training_record import EvaluationRecord
 
 EPS = 2.0**-52
 VALUE = float(np.float32(17.930667877197266))

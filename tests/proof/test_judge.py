@@ -21,8 +21,9 @@ from samestep.proof.causes import Case
 from samestep.proof.judge import judge, judge_by_draws
 from samestep.proof.trace import Expectation, of_engine
 from samestep.records.plan import ReferencePlan
-from samestep.records.record import EvaluationRecord, MicroBatchRecord, RankRecord, Record, TrainingRecord
+from samestep.records.record import RankRecord, Record
 from samestep.records.results import Divergence
+from samestep.records.training_record import EvaluationRecord, MicroBatchRecord, TrainingRecord
 
 OF_RANKS = Path(__file__).parents[1] / "jobs" / "of_ranks.py"
 

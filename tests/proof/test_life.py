@@ -15,8 +15,10 @@ from proof.test_judge import Tampered, changed
 from ranks import Ranks, engine_facts, proof_plan, reference_plan
 from samestep.proof.judge import judge
 from samestep.proof.trace import Expectation
-from samestep.records.record import Record, ReferenceTrainingRecord, TrainingRecord
+from samestep.records.record import Record
+from samestep.records.reference_record import ReferenceTrainingRecord
 from samestep.records.results import Divergence
+from samestep.records.training_record import TrainingRecord
 
 Tamper = Callable[[Record], Record]
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from samestep.proof.resume import _differing, state_cause
-from samestep.records.record import TensorRecord
+from samestep.records.training_record import TensorRecord
 
 VALUES = [1.5, -2.0, 0.25, 4.0, -0.5, 3.0]
 State = dict[str, TensorRecord]

@@ -23,7 +23,8 @@ from samestep.errors import TrainingFailed
 from samestep.rank.evaluate import BestWeights, _better
 from samestep.rank.weights import save
 from samestep.records.files import read
-from samestep.records.record import EvaluationRecord, Progress, RankError, TrainingRecord
+from samestep.records.record import Progress, RankError
+from samestep.records.training_record import EvaluationRecord, TrainingRecord
 from samestep.world import World
 
 MANY = ["--set", "many=true"]  # metrics of torchmetrics'

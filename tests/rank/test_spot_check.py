@@ -21,9 +21,9 @@ from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank.spot_check import WAITING, ReplayProcess, SpotChecks
 from samestep.records.files import read
-from samestep.records.record import MicroBatchRecord
-from samestep.records.results import RunResults
+from samestep.records.run_results import RunResults
 from samestep.records.spot_check import CHECKS, SpotCheck, SpotCheckPlan, spot_checks_in
+from samestep.records.training_record import MicroBatchRecord
 from samestep.reference import Rates, ReplicaBefore, StepAfter, StepBefore
 from samestep.tasks import replay_step
 from samestep.tasks.judge_step import RankAfter, StepJudge, TrainedStep

@@ -17,18 +17,10 @@ from samestep.message import as_said
 from samestep.records.files import OLDEST, SCHEMA, _adapter, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import MeasureTask, Plan, ProveTask
-from samestep.records.record import (
-    MicroBatchRecord,
-    Progress,
-    RankError,
-    RankRecord,
-    Record,
-    TrainingRecord,
-    read_progress,
-    write_progress,
-)
+from samestep.records.record import Progress, RankError, RankRecord, Record, read_progress, write_progress
 from samestep.records.results import Launch
 from samestep.records.tensor_files import write_arrays
+from samestep.records.training_record import MicroBatchRecord, TrainingRecord
 from samestep.world import World
 
 MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)

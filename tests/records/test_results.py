@@ -16,7 +16,6 @@ from samestep.records.results import (
     CompareResults,
     Divergence,
     EngineResult,
-    EvaluateResults,
     Launch,
     Proof,
     StepTime,
@@ -24,6 +23,7 @@ from samestep.records.results import (
     read_results,
     write_results,
 )
+from samestep.records.run_results import EvaluateResults
 
 FIGURES = Summary(2.0, 1.0, 3.0, 5)
 PROVEN = EngineResult(

@@ -21,7 +21,8 @@ from samestep.proof.one_process import AgainstOne, against_one, one_process
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
-from samestep.records.record import FromOne, Moved, Record, ReferenceLayoutRecord
+from samestep.records.record import Record
+from samestep.records.reference_record import FromOne, Moved, ReferenceLayoutRecord
 from samestep.records.results import OneProcess
 from samestep.reference import Neutral
 from samestep.reference.replica_state import ReplicaState

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from samestep import Batch, Job, Recipe
 from samestep.proof.plan import plain_layout
 from samestep.records.plan import SGD_LR, LayoutPlan, ReferencePlan
-from samestep.records.record import ReferenceLayoutRecord
+from samestep.records.reference_record import ReferenceLayoutRecord
 from samestep.tasks.play_reference import play_reference
 from samestep.world import World
 

@@ -34,7 +34,8 @@ from samestep.commands.runs import runs as runs
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
-from samestep.records.results import CompareResults, EvaluateResults, RunResults
+from samestep.records.results import CompareResults
+from samestep.records.run_results import EvaluateResults, RunResults
 from samestep.report.language import text, with_english
 
 

@@ -19,7 +19,8 @@ from samestep.message import message
 
 if TYPE_CHECKING:  # an import that takes longer than the help of a command may
     from samestep.records.findings import CheckResults, DiffResults
-    from samestep.records.results import CompareResults, RunResults
+    from samestep.records.results import CompareResults
+    from samestep.records.run_results import RunResults
 
 
 NOT_JUDGED = 3  # what could be judged is right, but the proof needs answers that could not be given

@@ -28,7 +28,8 @@ from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
-from samestep.records.results import CompareResults, EvaluateResults, RunResults
+from samestep.records.results import CompareResults
+from samestep.records.run_results import EvaluateResults, RunResults
 from samestep.records.runs import PastRun
 from samestep.records.spot_check import SpotCheck
 from samestep.report import language

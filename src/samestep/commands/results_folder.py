@@ -28,7 +28,8 @@ from samestep.records.monitor import CSV, PAGE, SUMMARY
 from samestep.records.plan import TRACES, RunTask
 from samestep.records.record import PROGRESS
 from samestep.records.redaction import redacted, redacted_values
-from samestep.records.results import RESULTS, RunResults, read_results
+from samestep.records.results import RESULTS, read_results
+from samestep.records.run_results import RunResults
 from samestep.records.runs import COMMAND, STUDY, CommandRecord, ResultsIdentity
 from samestep.records.spot_check import CHECKS
 from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER

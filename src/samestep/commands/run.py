@@ -39,7 +39,8 @@ from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_sa
 from samestep.records.plan import TRACES, EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
-from samestep.records.results import EvaluateResults, InitialWeights, RunResults, write_results
+from samestep.records.results import write_results
+from samestep.records.run_results import EvaluateResults, InitialWeights, RunResults
 from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.data_wait import step_parts
 from samestep.report.language import with_english

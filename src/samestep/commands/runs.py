@@ -19,7 +19,8 @@ from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
 from samestep.records.findings import CheckResults
 from samestep.records.record import PROGRESS, Progress, Record
-from samestep.records.results import RESULTS, CompareResults, EvaluateResults, Results, RunResults
+from samestep.records.results import RESULTS, CompareResults, Results
+from samestep.records.run_results import EvaluateResults, RunResults
 from samestep.records.runs import COMMAND, STUDY, CommandRecord, Outcome, PastRun, ResultsIdentity
 from samestep.world.regular_files import open_regular
 

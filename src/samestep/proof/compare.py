@@ -23,8 +23,9 @@ from samestep.proof.trace import (
     replicas_of,
     sample_like,
 )
-from samestep.records.record import EvaluationRecord, Record
+from samestep.records.record import Record
 from samestep.records.results import Divergence
+from samestep.records.training_record import EvaluationRecord
 
 if TYPE_CHECKING:
     from samestep.proof.trace import State

@@ -22,8 +22,8 @@ from samestep.proof.compare import (
 )
 from samestep.proof.plan import AS_OWN
 from samestep.proof.trace import EPS, sample_like
-from samestep.records.record import TrainingRecord
 from samestep.records.results import Divergence
+from samestep.records.training_record import TrainingRecord
 
 LIFE = "life"
 # A relative distance: two figures closer than this are of the same evaluation, or order. It only names a cause.

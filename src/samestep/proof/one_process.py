@@ -13,7 +13,7 @@ from samestep.message import Message, message
 from samestep.proof.compare import bound_of, largest_value, says_nothing
 from samestep.proof.trace import EPS, Expectation
 from samestep.records.inspection import JobFacts
-from samestep.records.record import FromOne, ReferenceLayoutRecord, SeparationRecord
+from samestep.records.reference_record import FromOne, ReferenceLayoutRecord, SeparationRecord
 from samestep.records.results import OneProcess
 
 ReasonAndAdvice = tuple[Message, Message]

@@ -22,7 +22,7 @@ from samestep.records.plan import (
     ProveTask,
     Subset,
 )
-from samestep.records.record import ReferenceLayoutRecord
+from samestep.records.reference_record import ReferenceLayoutRecord
 
 QUICK = ("gradient", "sgd")  # the trainings of a quick proof, and of one on the second number of ranks
 # On the second number of ranks: a whole batch and an uneven one, in two epochs; half as many where a step is costly.

@@ -16,8 +16,9 @@ from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.resumed_step import why_other_rates, why_other_rows
 from samestep.proof.trace import EPS, Expectation, Trace, of_engine
 from samestep.records.plan import TRAININGS
-from samestep.records.record import RankRecord, Record, TensorRecord, TrainingRecord
+from samestep.records.record import RankRecord, Record
 from samestep.records.results import Divergence, Verdict
+from samestep.records.training_record import TensorRecord, TrainingRecord
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from samestep.bounds import FLOOR_ULPS, TIMES_NOISE
-from samestep.records.record import (
-    EvaluationRecord,
-    MicroBatchRecord,
-    Record,
-    ReferenceLayoutRecord,
-    ReferenceTrainingRecord,
-    TrainingRecord,
-)
+from samestep.records.record import Record
+from samestep.records.reference_record import ReferenceLayoutRecord, ReferenceTrainingRecord
+from samestep.records.training_record import EvaluationRecord, MicroBatchRecord, TrainingRecord
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

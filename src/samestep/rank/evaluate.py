@@ -40,7 +40,7 @@ from samestep.rank.parts import Part
 from samestep.rank.step import batch_weight
 from samestep.rank.threaded_group import active_turns, alike_on_ranks
 from samestep.rank.weights import StateDict, save
-from samestep.records.record import EvaluationRecord
+from samestep.records.training_record import EvaluationRecord
 from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
 

@@ -23,7 +23,7 @@ from samestep.rank.parts import Part
 from samestep.rank.row_order import row_orders
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.rank.weights import Ema
-from samestep.records.record import MicroBatchRecord, TensorRecord
+from samestep.records.training_record import MicroBatchRecord, TensorRecord
 from samestep.world import World
 
 

@@ -18,7 +18,8 @@ from samestep.job.phases import CHECKPOINTED
 from samestep.rank.shards import StateDict as StateDict
 from samestep.rank.shards import block_of
 from samestep.records.checkpoint import other_file, write_list
-from samestep.records.results import RunResults, read_results
+from samestep.records.results import read_results
+from samestep.records.run_results import RunResults
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 from samestep.world.regular_files import (

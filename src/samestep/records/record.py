@@ -14,15 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from samestep.engine import Layout
 from samestep.message import Message
 from samestep.records.collectives import CollectiveRank
-from samestep.records.costs import StepCost
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
-from samestep.records.plan import LifeOptions, Plan
-from samestep.records.spot_check import SpotCheck
+from samestep.records.plan import Plan
+from samestep.records.reference_record import ReferenceLayoutRecord
 from samestep.records.tensor_files import read_arrays
+from samestep.records.training_record import TrainingRecord
 from samestep.records.trial import Trial
 from samestep.world import World
 from samestep.world.regular_files import paths_in
@@ -37,282 +36,35 @@ SAVE_VARIABLES = "SAMESTEP_SAVE_VARIABLES"  # environment variable: their names,
 
 
 @dataclass(frozen=True)
-class MicroBatchRecord:
-    """One micro-batch as a process received it. digests: of each row's tensors. loss: its mean, in the reference."""
-
-    epoch: int
-    step: int
-    micro: int
-    indices: list[int]
-    weight: float
-    digests: list[str]
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
-class EvaluationRecord:
-    """One evaluation.
-
-    rows: how many all ranks evaluated. weight: the sum of their weights in the loss. sums: the loss times the weight,
-    and each metric, over all rows; for the metrics named in `whole`, the value. means: sums divided by weight or rows.
-    indices: of the rows that this rank evaluated. unsteady: the sums that depend on the number of rows in a batch, or
-    on random numbers.
-    """
-
-    rows: int
-    weight: float
-    sums: Mapping[str, float]
-    whole: tuple[str, ...] = ()
-    means: Mapping[str, float] = field(default_factory=dict)
-    indices: list[int] = field(default_factory=list)
-    unsteady: tuple[str, ...] = ()
-
-    def divisor(self, name: str) -> float:
-        """Returns what a sum is divided by for its mean."""
-        return 1.0 if name in self.whole else self.weight if name == "loss" else float(self.rows)
-
-    def mean(self, name: str) -> float:
-        """Returns the loss, or a metric, as a mean over the rows."""
-        return self.sums[name] / self.divisor(name)
-
-
-@dataclass(frozen=True)
-class RestartRecord:
-    """The steps of a run that was stopped and started again, as this rank counted them.
-
-    stopped_at: done when it was stopped. continued_at: with which it went on. done: at its end. saved_at: of its last
-    checkpoint, which rank 0 reads; None: of the others.
-    """
-
-    stopped_at: int
-    continued_at: int
-    done: int
-    saved_at: int | None = None
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """Sums over one rank's piece of a tensor, by which two states are compared; those of all pieces are the tensor's.
-
-    size: the elements of the piece. whole: of the tensor. magnitude: the sum of the absolute values. mixed: of the
-    values, each times a weight that its place in the tensor decides.
-    """
-
-    size: int
-    whole: int
-    magnitude: float
-    mixed: float
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What one rank observed in one training.
-
-    losses, step_of, weight_of: the mean loss, step and weight of each micro-batch. step_s, wait_s: the seconds of each
-    step, and how many of them it waited for data. busy_s: CPU seconds of each step in the thread that trains, without
-    loading. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
-    began_at: when the first batch was requested, Unix time in seconds. start_digests: of the first weights
-    and buffers, in the order of the state dict.
-    Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
-    of each optimizer step and parameter group; end_digests: of each parameter, and part of one, that other ranks hold,
-    too, after the last step; divided: parameter -> axis of the mesh along which ranks have other parts of it, or others
-    -> this rank's place there; state: of an interrupted one, at the interruption or after loading; restart: of `life`.
-    curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
-    patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
-    changes: what differed when it was continued on other data (--resume-changed-data). spot_checks: the steps that were
-    replayed, on rank 0, those of earlier launches too. cost: of a step; None: nobody has looked.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    step_of: list[int] = field(default_factory=list)
-    weight_of: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    wait_s: list[float] = field(default_factory=list)
-    busy_s: list[float] = field(default_factory=list)
-    fetch_s: float = 0.0
-    fetch_cpu_s: float = 0.0
-    began_at: float | None = None
-    start_digests: list[str] = field(default_factory=list)
-    autocast: bool = False
-    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
-    later: Mapping[int, list[int]] = field(default_factory=dict)
-    rates: list[list[float]] = field(default_factory=list)
-    end_digests: Mapping[str, int] = field(default_factory=dict)
-    divided: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    skipped_steps: int = 0
-    peak_memory_bytes: int | None = None
-    evaluation: EvaluationRecord | None = None
-    asked_steps: int | None = None
-    stopped: str | None = None
-    curve: list[dict[str, float]] = field(default_factory=list)
-    best_at: int = -1
-    resumed_from: int = 0
-    state: Mapping[str, TensorRecord] = field(default_factory=dict)
-    changes: tuple[str, ...] = ()
-    spot_checks: tuple[SpotCheck, ...] = ()
-    restart: RestartRecord | None = None
-    cost: StepCost | None = None
-
-
-@dataclass(frozen=True)
-class Moved:
-    """How far a training moves a tensor. distance: the greatest. largest_before: its greatest finite magnitude at the
-    start."""
-
-    distance: float
-    largest_before: float
-
-
-@dataclass(frozen=True)
-class ReferenceLifeRecord:
-    """The evaluations, checkpoints and restart of a run of the reference.
-
-    every: steps between two evaluations. stop: steps before the restart. steps: in all. checkpoint_every: steps between
-    two checkpoints. evaluations: each one, at_step: the steps before it. before: of the weights that it begins with.
-    best_at: the index of the best evaluation; -1: none. options: what the run is asked for. own_losses: of the first
-    step from the model's own weights, [replica][micro-batch]. parameters: their names, of tied ones the first.
-    distances: of a run with noise, kind of tensors -> tensor -> how far it is from that of the run as it is.
-    """
-
-    every: int
-    stop: int
-    steps: int
-    at_step: list[int]
-    evaluations: list[EvaluationRecord]
-    before: EvaluationRecord | None
-    best_at: int
-    options: LifeOptions
-    parameters: list[str]
-    own_losses: list[list[float]] = field(default_factory=list)
-    checkpoint_every: int = 0
-    distances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ReferenceTrainingRecord:
-    """One training of the reference.
-
-    micro_batches: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates:
-    learning rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
-    parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
-    has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
-    schedule: of each step its number in the whole schedule, which 'late' does not begin with 0.
-    distances: of a training with noise, tensor -> the greatest distance of its final values from those of the training
-    as it is. moved: of the training as it is, for each tensor. life: of the training of that name.
-    """
-
-    micro_batches: list[list[MicroBatchRecord]]
-    later: Mapping[int, list[list[list[int]]]]
-    rates: list[list[float]]
-    norms: list[float]
-    draws: bool
-    start_digests: list[str]
-    parameters: list[str]
-    length: int
-    clip_norm: float | None = None
-    evaluation: EvaluationRecord | None = None
-    each_once: bool = True
-    distances: Mapping[str, float] = field(default_factory=dict)
-    moved: Mapping[str, Moved] = field(default_factory=dict)
-    phases: int = 1
-    life: ReferenceLifeRecord | None = None
-    schedule: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SeparationRecord:
-    """The losses of a few rows in batches of different rows: see reference/separation.py.
-
-    weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
-    row. pairs: of row `paired`, the first that weighs something, with each other one. halves: of the first and the
-    second half of the rows. output_gap: how far a row's output depends on the other rows, relative; None where it
-    cannot be compared. padded: whether it is padding alone that it depends on: the outputs of rows that are padded
-    differ, and of the others none does. gradient_gap: how far the gradient of a step's rows is from the mean of its
-    halves', relative, where the losses are such means; None where they are not, or it cannot be computed.
-    moved: buffers and attributes that a forward pass changes. unknown: random operations whose numbers are not held.
-    collate_draws: whether the job's collate draws random numbers.
-    """
-
-    weights: list[float]
-    whole: float
-    again: float
-    alone: list[float]
-    paired: int
-    pairs: list[float]
-    halves: list[float]
-    output_gap: float | None
-    moved: list[str]
-    unknown: list[str]
-    collate_draws: bool
-    padded: bool = False
-    gradient_gap: float | None = None
-
-
-@dataclass(frozen=True)
-class FromOne:
-    """How far a parameter or buffer is from plain training's after 'sgd'. distance: the greatest. largest: its greatest
-    finite magnitude."""
-
-    distance: float
-    largest: float
-
-
-@dataclass(frozen=True)
-class ReferenceLayoutRecord:
-    """The reference's trainings for one layout.
-
-    trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
-    why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
-    files: the number in the names of its files, which layouts that train alike share. from_one: parameter or buffer ->
-    its distance from plain training's, where that was played too.
-    then: the layout with which it continues after its interruption.
-    not_played: name of a training, or OWN_DTYPE for all in the job's own dtype -> why it could not be played.
-    counts: the buffers of whole numbers. scales: whether gradients follow the loss, so that the noise scales losses.
-    written: the parameters that a forward pass sets to values of its rows. rounds: as of engine.Numerics.
-    asks_rank: the places at which the job asks which rank it is.
-    Only of a layout with held random numbers and without batch statistics: separation, and whether the job asked for
-    random numbers (keyed: and each row kept its own), batch statistics, or only their averages (running_statistics).
-    """
-
-    layout: Layout
-    dtype: str
-    float64_failed: str | None
-    rounds_to: str | None
-    exact_steps: int
-    clip_norm: float | None
-    sgd_lr: float
-    sgd_lr_usual: float
-    trainings: Mapping[str, list[ReferenceTrainingRecord]]
-    files: int = 0
-    from_one: Mapping[str, FromOne] = field(default_factory=dict)
-    separation: SeparationRecord | None = None
-    draws: bool = False
-    batch_statistics: bool = False
-    keyed: bool = False
-    running_statistics: bool = False
-    counts: tuple[str, ...] = ()
-    scales: bool = True
-    written: tuple[str, ...] = ()
-    then: Layout | None = None
-    not_played: Mapping[str, str] = field(default_factory=dict)
-    rounds: Literal["passes", "sums", "all"] = "all"
-    asks_rank: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference. trials: of the
-    reference, with candidate faults. collectives: what each rank observed, in rank order; rank 0 writes it."""
+    """What one rank wrote."""
 
     rank: int
+    """The rank's number."""
+
     world: World
+    """The rank's place among all ranks."""
+
     threads: int
+    """The number of threads with which the rank computed."""
+
     started_at: float
+    """When the launch was started, in seconds of Unix time."""
+
     machine: MachineFacts
+    """The machine on which the rank ran."""
+
     trainings: Mapping[str, TrainingRecord] = field(default_factory=dict)
+    """Training -> what the rank observed; empty for the reference."""
+
     layouts: list[ReferenceLayoutRecord] = field(default_factory=list)
+    """The layouts that the reference played; empty for an engine."""
+
     trials: list[Trial] = field(default_factory=list)
+    """The candidate faults with which the reference replayed a training."""
+
     collectives: list[CollectiveRank] = field(default_factory=list)
+    """What each rank observed of its collectives, in rank order; on rank 0 only."""
 
 
 FAULT = "samestep_has_failed"  # the message of an exception of samestep's own
@@ -320,34 +72,58 @@ FAULT = "samestep_has_failed"  # the message of an exception of samestep's own
 
 @dataclass(frozen=True)
 class RankError:
-    """Why a rank failed. lost_peer: whether it only reports that another rank is lost. time: Unix time in seconds."""
+    """Why a rank failed."""
 
     rank: int
+    """The rank's number."""
+
     kind: Literal["user", "refused", "crash"]
+    """'user': a mistake that the user can fix. 'refused': a layer or the engine cannot do what the job needs.
+    'crash': any other error."""
+
     message: Message
+    """The error's message."""
+
     time: float
+    """When the rank failed, in seconds of Unix time."""
+
     traceback: str
+    """The end of the error's traceback."""
+
     lost_peer: bool
+    """Whether the error only reports that another rank is lost."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a launch is doing.
-
-    attempt: how often the launcher has restarted it. ranks: how many there are; 0: not known yet. done: steps, None
-    before the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the
-    steps that an earlier launch has done.
-    """
+    """What a launch is doing."""
 
     activity: str = "starting"
+    """What rank 0 is doing: the name of a training, 'starting', or 'evaluate'."""
+
     attempt: int = 0
+    """How often the launcher has restarted the launch."""
+
     done: int | None = None
+    """The number of optimizer steps done; None: the training has not begun."""
+
     steps: int = 0
+    """The number of optimizer steps to do; 0: unknown."""
+
     samples: int = 0
+    """The number of rows in the steps done."""
+
     loss: float = 0.0
+    """The loss of a recent micro-batch."""
+
     curve: list[dict[str, float]] = field(default_factory=list)
+    """The evaluations so far, as TrainingRecord.curve."""
+
     resumed_from: int = 0
+    """The number of optimizer steps that an earlier launch has done."""
+
     ranks: int = 0
+    """The number of ranks; 0: not known yet."""
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:

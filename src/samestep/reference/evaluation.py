@@ -15,7 +15,7 @@ from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
 from samestep.message import message
-from samestep.records.record import EvaluationRecord
+from samestep.records.training_record import EvaluationRecord
 from samestep.reference.fetch import (
     collate,
     collate_draws,

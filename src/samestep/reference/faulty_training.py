@@ -18,7 +18,7 @@ from torch import Tensor
 from samestep.bounds import CLIP_EPS
 from samestep.engine import Layout
 from samestep.job import Job
-from samestep.records.record import MicroBatchRecord
+from samestep.records.training_record import MicroBatchRecord
 from samestep.reference.fetch import seed
 from samestep.reference.neutral import Neutral
 from samestep.reference.optimizers import Closure, Gradient, PlayedPhase

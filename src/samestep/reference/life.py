@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from samestep.job import Job
 from samestep.records.plan import INIT
-from samestep.records.record import EvaluationRecord
+from samestep.records.training_record import EvaluationRecord
 from samestep.reference.evaluation import evaluate, predictions
 from samestep.reference.first_gradient import thinned
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from samestep.engine import Layout
 from samestep.job import Job
-from samestep.records.record import MicroBatchRecord
+from samestep.records.training_record import MicroBatchRecord
 from samestep.reference.noise import Noise
 from samestep.reference.optimizers import phases_of, scheduled
 from samestep.reference.play import ReplicatedTraining, State

@@ -19,7 +19,7 @@ from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.job.module_outputs import ModuleOutputs
 from samestep.job.walk import without_graph
-from samestep.records.record import EvaluationRecord, MicroBatchRecord
+from samestep.records.training_record import EvaluationRecord, MicroBatchRecord
 from samestep.reference.all_rows import AllRows, over_all_rows, synced_outputs
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import (

@@ -14,7 +14,7 @@ from samestep.bounds import MEAN_OF_ROWS_APART, MEAN_OF_ROWS_LEAST, PADDED
 from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.job.walk import leaves_of, without_graph
-from samestep.records.record import SeparationRecord
+from samestep.records.reference_record import SeparationRecord
 from samestep.reference.faulty_training import summed
 from samestep.reference.fetch import StepRows, fetch, place, row_keys, weight_of_batch
 from samestep.reference.neutral import Neutral, RowDimensions

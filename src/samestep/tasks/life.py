@@ -19,8 +19,8 @@ from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import FOLDER, Interval
 from samestep.records.files import replace_by
 from samestep.records.plan import INIT, EvaluateTask, Plan, ProveTask, RunTask
-from samestep.records.record import RestartRecord, TrainingRecord
 from samestep.records.tensor_files import write_state
+from samestep.records.training_record import RestartRecord, TrainingRecord
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import life_steps, proof_job
 from samestep.tasks.run import evaluate_weights, run_training

@@ -34,8 +34,8 @@ from samestep.records.plan import (
     Subset,
     interruption,
 )
-from samestep.records.record import (
-    Record,
+from samestep.records.record import Record
+from samestep.records.reference_record import (
     ReferenceLayoutRecord,
     ReferenceLifeRecord,
     ReferenceTrainingRecord,

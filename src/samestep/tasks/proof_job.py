@@ -34,7 +34,7 @@ OTHER_STEPS = 8  # of the other trainings, unless a step is costly
 
 @dataclass(frozen=True)
 class LifeSteps:
-    """The steps of a run that is stopped and started again: see records.record.ReferenceLifeRecord."""
+    """The steps of a run that is stopped and started again: see records.reference_record.ReferenceLifeRecord."""
 
     every: int
     stop: int

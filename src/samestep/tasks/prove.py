@@ -16,8 +16,8 @@ from samestep.rank.process_group import checkpoint_store
 from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import Interval
 from samestep.records.plan import OUTPUTS, Interrupted, Plan, ProveTask, interruption
-from samestep.records.record import TrainingRecord
 from samestep.records.tensor_files import write_state
+from samestep.records.training_record import TrainingRecord
 from samestep.tasks.life import live
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine

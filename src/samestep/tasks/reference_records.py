@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from samestep import reference
 from samestep.job import ByLength, Job, Lanes
 from samestep.records.plan import LifeOptions, ProveTask
-from samestep.records.record import ReferenceLifeRecord, ReferenceTrainingRecord
+from samestep.records.reference_record import ReferenceLifeRecord, ReferenceTrainingRecord
 from samestep.tasks.proof_job import steps_of
 from samestep.tasks.reference_tensors import distances
 

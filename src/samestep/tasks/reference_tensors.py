@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samestep import reference
-from samestep.records.record import FromOne, Moved
+from samestep.records.reference_record import FromOne, Moved
 from samestep.records.tensor_files import StateFile, write_packed, write_state
 from samestep.reference import first_gradient
 

@@ -27,9 +27,10 @@ from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write_array
 from samestep.records.launch_files import OF_SPOT_CHECKS
 from samestep.records.plan import EvaluateTask, Plan, RunTask
-from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
+from samestep.records.record import Progress, attempt, write_progress
 from samestep.records.spot_check import CHECKS, SpotCheckPlan, spot_checks_in
 from samestep.records.spot_check import FOLDER as SPOT_CHECK_FOLDER
+from samestep.records.training_record import TrainingRecord
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World

@@ -18,7 +18,8 @@ from samestep.rank.process_group import process_group
 from samestep.rank.step_costs import LOOKED_AT, StepCosts
 from samestep.rank.threaded_group import active_turns
 from samestep.records.plan import MeasureTask, Plan, ProveTask
-from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
+from samestep.records.record import Progress, attempt, write_progress
+from samestep.records.training_record import TrainingRecord
 from samestep.tasks.inspect.load import build
 from samestep.tasks.prove import prove
 from samestep.tasks.run import evaluate_weights, run_training

@@ -18,7 +18,8 @@ from said import says
 from samestep.commands.run import measure_data_wait
 from samestep.message import Message, message
 from samestep.records.files import write
-from samestep.records.record import RankRecord, Record, TrainingRecord
+from samestep.records.record import RankRecord, Record
+from samestep.records.training_record import TrainingRecord
 from samestep.report.figures.data_wait import Waiting, measured
 from samestep.world import World
 

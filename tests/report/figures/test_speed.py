@@ -8,8 +8,9 @@ import pytest
 from example_results import MACHINE
 
 from samestep.records.files import write
-from samestep.records.record import RankRecord, Record, TrainingRecord
+from samestep.records.record import RankRecord, Record
 from samestep.records.results import StepTime, Summary
+from samestep.records.training_record import TrainingRecord
 from samestep.report.figures.speed import Measured, measurement
 from samestep.world import World
 

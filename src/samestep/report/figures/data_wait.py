@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from samestep.message import Message, message
-from samestep.records.record import TrainingRecord
+from samestep.records.training_record import TrainingRecord
 
 LEAST_SHARE = 0.05  # of the time; waiting less than this needs no advice
 LEAST_SPEEDUP = 1.1  # more workers that make training less than this many times as fast are not advised

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samestep.records.record import Record, TrainingRecord
+from samestep.records.record import Record
 from samestep.records.results import Launch, Measurement, StepTime, Summary
+from samestep.records.training_record import TrainingRecord
 
 
 @dataclass(frozen=True)
