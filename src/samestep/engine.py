@@ -6,12 +6,10 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from samestep.errors import UserError, nearest_engine
@@ -227,8 +225,7 @@ def check(name: str) -> None:
 
 
 def load(name: str) -> Engine:
-    """Imports an engine. Raises UserError when there is no such engine, or one with a member that is missing or
-    misspelt."""
+    """Imports an engine. Raises UserError when there is no such engine, or its module has no ENGINE."""
     check(name)
     if name in builtin_names():
         engine: Engine = importlib.import_module(f"samestep.engines.{name}").ENGINE
@@ -236,39 +233,9 @@ def load(name: str) -> Engine:
     with as_exceptions():
         loaded = next(point for point in _external_engines() if point.name == name).load()
         declared = getattr(loaded, "ENGINE", loaded)
-        return declared if isinstance(declared, Engine) else engine_of_members(loaded)
-
-
-# Before ENGINE, an engine was a module with these members: member -> field. Other packages have such modules.
-_MEMBERS = {"PURPOSE": "purpose", "train": "train", "layout": "layout", "numerics": "numerics"}
-_OPTIONAL_MEMBERS = {"close": "close", "fragments": "fragments"}
-_NEEDS_MEMBERS = {"NEEDS": "packages", "PROCESSES": "processes", "missing": "missing"}
-_OPTIONAL_NEEDS_MEMBERS = {"INSTALL": "install"}
-_CHECKS_MEMBERS = {"check": "settings", "CANNOT_SKIP": "cannot_skip", "CANNOT_SPOT_CHECK": "cannot_spot_check"}
-_CHECKS_MEMBERS |= {name: name for name in ("units", "explain", "says_lost")}
-_CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
-
-
-def engine_of_members(module: object) -> Engine:
-    """Makes an Engine of a module's members. Raises UserError for one that is missing, and one that is misspelt."""
-    required = (*_MEMBERS, *_NEEDS_MEMBERS)
-    if absent := [name for name in required if not hasattr(module, name)]:
-        raise UserError(f"it has no {absent[0]}")
-    known = [*required, *_OPTIONAL_MEMBERS, *_OPTIONAL_NEEDS_MEMBERS, *_CHECKS_MEMBERS]
-    for name, value in vars(module).items():
-        is_its_own = getattr(value, "__module__", None) in (None, getattr(module, "__name__", None))
-        if name in known or name.startswith("_") or isinstance(value, ModuleType) or not is_its_own:
-            continue
-        if close := get_close_matches(name.lower(), [member.lower() for member in known], n=1, cutoff=_CLOSE):
-            meant = next(member for member in known if member.lower() == close[0])
-            raise UserError(f"it has no member {name}; did you mean {meant}? If {name} is its own, write _{name}")
-
-    def fields_of(members: Mapping[str, str]) -> dict[str, Any]:
-        return {name: getattr(module, member) for member, name in members.items() if hasattr(module, member)}
-
-    needs = Needs(**fields_of(_NEEDS_MEMBERS | _OPTIONAL_NEEDS_MEMBERS))
-    checks = Checks(**fields_of(_CHECKS_MEMBERS))
-    return Engine(**fields_of(_MEMBERS | _OPTIONAL_MEMBERS), needs=needs, checks=checks)
+    if not isinstance(declared, Engine):
+        raise UserError(f"it has no ENGINE, an Engine of {__name__}")
+    return declared
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> Message | None:

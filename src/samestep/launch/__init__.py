@@ -8,11 +8,9 @@ import pkgutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
 from samestep.errors import UserError, nearest_name
@@ -25,7 +23,6 @@ GROUP = "samestep.launchers"  # the entry-point group in which other packages re
 DEFAULT = "torchrun"
 FORK = "fork"  # for proofs only, never for a training
 THREADS = "threads"  # in the place of a launcher's name: the ranks are threads of one process; for proofs only
-CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
 
 
 @dataclass(frozen=True)
@@ -312,7 +309,8 @@ def _load_external(name: str) -> Launcher | str:
         with as_exceptions():
             loaded = _external_launchers()[name].load()
             launcher = getattr(loaded, "LAUNCHER", loaded)
-            launcher = launcher if isinstance(launcher, Launcher) else launcher_of_members(loaded)
+            if not isinstance(launcher, Launcher):
+                return f"it has no LAUNCHER, a Launcher of {__name__}"
     except Exception as error:
         return f"{error}" if isinstance(error, UserError) else error_line(error)
     environment, scheduler = launcher.environment, launcher.scheduler
@@ -344,45 +342,6 @@ def _naming(name: str, held: T) -> T:
     values = {field.name: getattr(held, field.name) for field in fields(cast(Any, held))}
     functions = {field: named(value) for field, value in values.items() if callable(value)}
     return cast(T, replace(cast(Any, held), **functions))
-
-
-# Before LAUNCHER, a launcher was a module with these members: member -> field. Other packages have such modules.
-_MEMBERS = {"STARTS": "starts", "VARIABLES": "variables", "plan": "plan", "missing": "missing"}
-_REPORT_MEMBERS = {"KILLED": "killed", "EXITED": "exited", "SIGNALS": "signals"}
-_OPTIONAL_MEMBERS = {"OPTIONS": "options", "end": "end", "SAVED_VARIABLES": "saved_variables"}
-_OPTIONAL_MEMBERS |= {"ONE_MACHINE": "one_machine"}
-_ENVIRONMENT_MEMBERS = {"PREFIX": "prefix", "ONE_ON_EACH": "one_on_each", "STARTS_TORCHRUN": "starts_torchrun"}
-_ENVIRONMENT_MEMBERS |= {name: name for name in ("launched_size", "identity", "init_method")}
-_ENVIRONMENT_MEMBERS |= {name: name for name in ("check_launched", "node_rank", "rendezvous_host", "rendezvous_port")}
-_SCHEDULER_MEMBERS = {"WHERE": "where"} | {name: name for name in ("allocated_nodes", "allocated_ranks")}
-_NO_SIGNALS = "GETS_NO_SIGNALS"
-
-
-def launcher_of_members(module: object) -> Launcher:
-    """Makes a Launcher of a module's members. Raises UserError for one that is missing, and one that is misspelt."""
-    required = (*_MEMBERS, "KILLED", "EXITED")
-    if absent := [name for name in required if not hasattr(module, name)]:
-        raise UserError(f"it has no {absent[0]}")
-    known = [*required, "SIGNALS", *_OPTIONAL_MEMBERS, *_ENVIRONMENT_MEMBERS, *_SCHEDULER_MEMBERS, _NO_SIGNALS]
-    for name, value in vars(module).items():
-        is_its_own = getattr(value, "__module__", None) in (None, getattr(module, "__name__", None))
-        if name in known or name.startswith("_") or isinstance(value, ModuleType) or not is_its_own:
-            continue
-        if close := get_close_matches(name.lower(), [member.lower() for member in known], n=1, cutoff=CLOSE):
-            meant = next(member for member in known if member.lower() == close[0])
-            raise UserError(f"it has no member {name}; did you mean {meant}? If {name} is its own, write _{name}")
-
-    def fields_of(members: Mapping[str, str]) -> dict[str, Any]:
-        return {name: getattr(module, member) for member, name in members.items() if hasattr(module, member)}
-
-    environment, scheduler = fields_of(_ENVIRONMENT_MEMBERS), fields_of(_SCHEDULER_MEMBERS)
-    return Launcher(
-        **fields_of(_MEMBERS | _OPTIONAL_MEMBERS),
-        report=FailureReport(**fields_of(_REPORT_MEMBERS)),
-        environment=RankEnvironment(**environment) if "prefix" in environment else None,
-        scheduler=Scheduler(**scheduler) if "where" in scheduler else None,
-        gets_signals=not getattr(module, _NO_SIGNALS, False),
-    )
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import types
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from command import samestep
 from launch.test_endings import assert_gone, training
 from other_package import installed
-from samestep.errors import UserError
-from samestep.launch import GROUP, launcher_of_members
-from samestep.launch.launchers import torchrun
+from samestep.launch import GROUP
 
 LOUD = """
 from dataclasses import replace
@@ -25,19 +22,12 @@ def loud(program, shape):
 
 LAUNCHER = replace(spawn.LAUNCHER, plan=loud)
 """
-# As launchers were before LAUNCHER: a module with members.
-MEMBERS = """
-from samestep.launch.launchers import spawn, torchrun
-from samestep.launch.launchers.spawn import missing, plan
-from samestep.world import RankVariables
+QUIET = """
+from dataclasses import replace
+from samestep.launch.launchers import spawn
 
-STARTS = ("group",)
-VARIABLES = RankVariables()
-KILLED, EXITED = torchrun.REPORT.killed, torchrun.REPORT.exited
-MORE_RANKS = 8
+LAUNCHER = replace(spawn.LAUNCHER, gets_signals=False)
 """
-NO_SIGNALS = MEMBERS + "GETS_NO_SIGNALS = ONE_MACHINE = True\n"
-
 # It raises when it is asked whether it is available.
 ASKED = """
 from dataclasses import replace
@@ -62,7 +52,7 @@ def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.full
 def test_where_ranks_get_no_signals_one_interrupt_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = {"quiet_launcher": NO_SIGNALS}
+    launcher = {"quiet_launcher": QUIET}
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, launcher, {"quiet": "quiet_launcher"}))
     with training("hangs_on_rank_1", tmp_path / "out", "quiet") as run:
         run.parent.send_signal(signal.SIGINT)
@@ -71,48 +61,13 @@ def test_where_ranks_get_no_signals_one_interrupt_ends(tmp_path: Path, monkeypat
         assert_gone(run.pids)
 
 
-def member(text: str) -> types.ModuleType:
-    module = types.ModuleType("members")
-    exec(text, vars(module))
-    return module
-
-
-def test_a_module_of_members_is_a_launcher() -> None:
-    launcher = launcher_of_members(member(NO_SIGNALS))
-    assert (launcher.starts, launcher.one_machine, launcher.gets_signals) == (("group",), True, False)
-    assert launcher.report == torchrun.REPORT and launcher.environment is None and launcher.scheduler is None
-    names = ("launched_size", "identity", "init_method", "node_rank", "rendezvous_host", "allocated_nodes", "end")
-    text = "".join(f"def {name}(*args): return {name!r}\n" for name in (*names, "allocated_ranks"))
-    launcher = launcher_of_members(member(MEMBERS + text + "PREFIX, WHERE = 'LOUD_', 'in a job'\n"))
-    assert launcher.environment and launcher.environment.node_rank and launcher.scheduler
-    assert launcher.environment.rendezvous_host({}) == "rendezvous_host" and launcher.environment.prefix == "LOUD_"
-    assert launcher.scheduler.allocated_ranks({}) == "allocated_ranks" and launcher.scheduler.where == "in a job"  # type: ignore[comparison-overlap]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
-        ("ONE_MACHIN = True", "ONE_MACHINE"),
-        ("GET_NO_SIGNALS = True", "GETS_NO_SIGNALS"),
-        ("Prefix = 'LOUD_'", "PREFIX"),
-        ("def launched_sise(env): pass", "launched_size"),
-        ("def node_ranks(env, nnodes): pass", "node_rank"),
-    ],
-)
-def test_a_misspelt_member_is_an_error(wrong: str, meant: str) -> None:
-    with pytest.raises(UserError, match=f"did you mean {meant}"):
-        launcher_of_members(member(f"{MEMBERS}{wrong}\n"))
-    launcher_of_members(member(MEMBERS + wrong.replace("def ", "def _") if "def" in wrong else f"{MEMBERS}_{wrong}\n"))
-
-
 BROKEN = {
     "absent": ("import no_such_module", "ModuleNotFoundError"),
     "leaving": ("raise SystemExit('no licence')", "SystemExit: no licence"),
     "interrupting": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "interrupted": ("def __getattr__(name): raise KeyboardInterrupt(name)", "KeyboardInterrupt: LAUNCHER"),
     "asked": (ASKED, "KeyboardInterrupt: when asked"),
-    "empty": ("STARTS = ('group',)", "has no VARIABLES"),
-    "misspelt": (MEMBERS + "ONE_MACHIN = True", "ONE_MACHINE"),
+    "empty": ("STARTS = ('group',)", "has no LAUNCHER"),
     "unknown": (LOUD + "LAUNCHER = replace(LAUNCHER, one_machin=True)", "one_machin"),
 }
 
