@@ -24,7 +24,7 @@ from samestep.proof.script.findings import Ranks, differs, module_name
 from samestep.proof.script.first_module import first_module_apart
 from samestep.proof.script.fit import Array, multiple_of, norm
 from samestep.proof.script.losses import losses_of, same_loss
-from samestep.proof.script.replay import GRADIENT, coarser_of, drifts
+from samestep.proof.script.replay import GRADIENT, coarser_of, grown_rounding
 from samestep.proof.script.step_gradients import norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
@@ -152,9 +152,8 @@ def replayed_gradients(
         first = first or before.distance
         is_clipped = is_clipped or any(rank.steps[step].clips for rank in ranks)
         compared, cause = before, None
-        if before.apart and drifts(distances):
-            grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
-            return [Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))]
+        if before.apart and (grown := grown_rounding(distances, step)):
+            return [grown]
         if before.apart:
             cause = _cause(before, ranks, one_process, step=step, told_ranks=told_ranks, gathers_cut=gathers_cut)
         elif after.apart:

@@ -135,9 +135,8 @@ def _gradients(
             scales = [step_record.steps[step].scale for step_record in (ranks[0], one_process)]
             said = message("scaler_skips_other_steps", step=step, recorded=scales[0], replayed=scales[1])
             return Finding(GRADIENT, "unknown", said)
-        if off[name] > bound and drifts(distances):
-            grown = [float(f"{distance:.0e}") for distance in distances[-4:]]
-            return Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=grown))
+        if off[name] > bound and (grown := grown_rounding(distances, step)):
+            return grown
         if off[name] > bound:
             came_apart = any(
                 distance > FIRST_STEP_APART for distance in distances[1:-1]
@@ -182,14 +181,18 @@ def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding
     return differs(GRADIENT, "limit of clipping", cause, step=0, expected=expected, found=found)
 
 
-def drifts(distances: Sequence[float]) -> bool:
-    """Returns whether the distances begin at the size of rounding and grow by no more than ROUNDING_GROWS a step.
+def grown_rounding(distances: Sequence[float], step: int) -> Finding | None:
+    """Returns that a step cannot be judged where the distances of the steps so far begin at the size of rounding and
+    grow by no more than ROUNDING_GROWS a step.
 
     Training makes rounding grow that fast; a mistake has its whole size at the step that makes it.
     """
     grown = [max(distance, FLOAT32_ROUNDING) for distance in distances]
     slowly = all(after <= ROUNDING_GROWS * before for before, after in pairwise(grown))
-    return len(distances) > 2 and distances[0] <= FIRST_ROUNDING and slowly
+    if len(distances) <= 2 or distances[0] > FIRST_ROUNDING or not slowly:
+        return None
+    shown = [float(f"{distance:.0e}") for distance in distances[-4:]]
+    return Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=shown))
 
 
 def _clipped(gradients: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
