@@ -53,10 +53,10 @@ def on_engines(
     sizes_of: Callable[[str], Sequence[int]],
     quick: Collection[tuple[Any, ...]],
 ) -> list[Any]:
-    """Each job on each engine at its numbers of ranks, a ninth in `make check`, and `quick` in `make test`, too.
+    """Each job on each engine at its numbers of ranks, a sixth in `make check`, and `quick` in `make test`, too.
     The parameters are (name, engine, size)."""
     return [
-        pytest.param(name, engine, size, marks=() if (name, engine, size) in quick else in_turn(9, column, row))
+        pytest.param(name, engine, size, marks=() if (name, engine, size) in quick else in_turn(6, column, row))
         for column, name in enumerate(names)
         for row, engine in enumerate(engines)
         for size in sizes_of(engine)

@@ -62,7 +62,7 @@ QUICK = [("monitor", "link")]
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(name, kind, marks=() if (name, kind) in QUICK else in_turn(8, row, column))
+        pytest.param(name, kind, marks=() if (name, kind) in QUICK else in_turn(4, row, column))
         for row, name in enumerate(COMMANDS)
         for column, kind in enumerate(KINDS)
         if kind != "link to a folder" or name not in ("collectives", "eject")

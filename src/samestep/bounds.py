@@ -74,7 +74,8 @@ REDUCED_APART = 1e-5
 REDUCED_APART_IN = {"bfloat16": 3e-2, "float16": 4e-3}
 # Gap: two factors, coefficients or weights are told apart.
 TOLD_APART = 1e-3
-# Gap: the quotient of two factors, each of which is known to TOLD_APART; and a stage's norm against the largest one.
+# Gap: the quotient of two factors, each of which is known to TOLD_APART; and norms of the whole gradient of several
+# steps, against the largest one.
 QUOTIENTS_TOLD_APART, NORMS_TOLD_APART = 4e-3, 1e-2
 # Gap: of a step's largest gradient. A smaller one is rounding of zero, as of a bias before BatchNorm.
 ZERO_GRADIENT = 1e-7
@@ -107,7 +108,7 @@ FIRST_STEP_APART, LATER_STEPS_APART = 1e-4, 1e-2
 WEIGHTS_APART = 1e-2
 # Rounding: of a gradient in float32, and by how much a chaotic training makes it grow in a step.
 FLOAT32_ROUNDING, ROUNDING_GROWS = 1e-7, 1000.0
-# Rounding: the same, of the first step that differs at all.
+# Rounding: the same, of the first step that is compared.
 FIRST_ROUNDING = 1e-6
 # Rounding: the mean over ranks of the losses against one process's.
 LOSS_APART = 1e-5

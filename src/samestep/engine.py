@@ -234,7 +234,7 @@ def load(name: str) -> Engine:
         loaded = next(point for point in _external_engines() if point.name == name).load()
         declared = getattr(loaded, "ENGINE", loaded)
     if not isinstance(declared, Engine):
-        raise UserError(f"it has no ENGINE, an Engine of {__name__}")
+        raise UserError(f"its ENGINE is no Engine of {__name__}, or it has none")
     return declared
 
 

@@ -58,7 +58,7 @@ def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "fault",
     [
-        fault if fault in QUICK else pytest.param(fault, marks=in_turn(8, number))
+        fault if fault in QUICK else pytest.param(fault, marks=in_turn(4, number))
         for number, fault in enumerate(ON_ONE_MACHINE)
     ],
 )

@@ -49,7 +49,7 @@ def monitored(
     return samestep("monitor", *options, "--", *launch, out=None, cwd=folder)
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=in_turn(8, number)) for number, fault in enumerate(HANGS)])
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=in_turn(4, number)) for number, fault in enumerate(HANGS)])
 def test_the_rank_that_hangs_and_its_line_are_named(fault: str, tmp_path: Path) -> None:
     options = ["--out", "out", "--stall", f"{budget(2):g}", "--end-hung"]
     done = monitored(fault, tmp_path, *options)

@@ -35,7 +35,7 @@ def lane_of(fault: Fault, size: int) -> tuple[pytest.MarkDecorator, ...]:
         return ()
     if fault.name in OFTEN and size == 2:
         return (CHECK,)
-    return (CHECK if number % 8 == 0 and size == SIZES[number // 8 % 2] else FULL,)
+    return (CHECK if size == 1 or (number % 8 == 0 and size == SIZES[number // 8 % 2]) else FULL,)
 
 
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")

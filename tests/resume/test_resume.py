@@ -29,7 +29,7 @@ def lane_of(pair: Pair) -> pytest.MarkDecorator:
     """Of an engine that continues itself, onto more or onto fewer ranks, in turn; and every fourth pair of engines."""
     if pair.first == pair.then:
         return in_turn(4, [*THEMSELVES].index(pair.first), int(pair.size < pair.then_size))
-    return in_turn(12, OTHERS.index(pair.first), OTHERS.index(pair.then), 3)  # ddp to single, single to ddp, …
+    return in_turn(5, OTHERS.index(pair.first), OTHERS.index(pair.then), 3)  # ddp to single, single to ddp, …
 
 
 RECORDS = SOURCE.parent / "results"

@@ -138,14 +138,18 @@ def test_a_child_that_is_becoming_another_program_is_left_running() -> None:
         reading, writing = os.pipe()
         if not (pid := os.fork()):
             os.read(reading, 1)
-            os.execvp("sleep", ["sleep", "986"])
+            try:
+                os.execvp("sleep", ["sleep", "986"])
+            finally:
+                os._exit(127)
         child = psutil.Process(pid)
         os.write(writing, b"1")
         while Path(f"/proc/{pid}/cmdline").read_bytes() == words:
             pass
-        ends_by_itself = _ends_by_itself(child)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reading)
-        os.close(writing)
-        assert not ends_by_itself
+        try:
+            assert not _ends_by_itself(child)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
+            os.close(writing)

@@ -310,7 +310,7 @@ def _load_external(name: str) -> Launcher | str:
             loaded = _external_launchers()[name].load()
             launcher = getattr(loaded, "LAUNCHER", loaded)
             if not isinstance(launcher, Launcher):
-                return f"it has no LAUNCHER, a Launcher of {__name__}"
+                return f"its LAUNCHER is no Launcher of {__name__}, or it has none"
     except Exception as error:
         return f"{error}" if isinstance(error, UserError) else error_line(error)
     environment, scheduler = launcher.environment, launcher.scheduler

@@ -61,8 +61,6 @@ class Evaluations:
         self._loaders = loaders
         self._records: dict[int, EvaluationRecord] = {}  # by the number of the pass
         self._since: int | None = None  # the last collective before an evaluation that goes on
-        # What the last forward has changed: the number of its record, that record before, and _since before.
-        self._before: tuple[int, EvaluationRecord | None, int | None] = (0, None, None)
 
     def evaluated(self, module: nn.Module, step: int, inputs: Any, with_loss: bool) -> None:
         """Notes the forward pass of an outermost module that is not training. Called after each one."""
@@ -70,7 +68,6 @@ class Evaluations:
         self._loaders.evaluated()
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
         rows = rows_of(inputs) if number < 0 and with_loss else []
-        self._before = number, self._records.get(number), self._since
         if record := self._records.get(number):
             if rows and len(record.rows) < ROWS:
                 self._records[number] = replace(record, rows=[*record.rows, *rows])
@@ -81,14 +78,6 @@ class Evaluations:
         if self._since is None:
             self._since = max((entry.record_id for entry in _collectives()), default=-1)
         self._records[number] = EvaluationRecord(max(number, NO_LOADER), step, statistics, rows=rows)
-
-    def take_back(self) -> None:
-        """Forgets the last forward pass: its output was trained."""
-        number, record, self._since = self._before
-        if record:
-            self._records[number] = record
-        else:
-            self._records.pop(number, None)
 
     def trains(self) -> None:
         """Ends the evaluation before a training forward. Called before each one."""

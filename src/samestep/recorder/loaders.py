@@ -54,7 +54,7 @@ class Pass:
     """The digests of each row that was read, one of each of its tensors."""
 
     trained: int = 0
-    """How many micro-batches were trained with batches of this pass."""
+    """How many training forward passes used batches of this pass."""
 
     ended: bool = False
     """Whether the pass has come to its end."""

@@ -168,6 +168,11 @@ class Parameters:
         """Whether a model has been seen."""
         return bool(self.by_name) or self._has_unseen_shards
 
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Id of each trained parameter -> its name."""
+        return self._names
+
     def of_last_ddp(self) -> list[str]:
         """Returns the names of the trained parameters of DistributedDataParallel's last module, in its order."""
         wrappers = [module for module in self._modules if type(module).__name__ == "DistributedDataParallel"]

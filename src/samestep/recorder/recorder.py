@@ -27,6 +27,7 @@ from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
+from samestep.recorder.modes import Modes
 from samestep.recorder.optimizer_steps import OptimizerSteps
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
@@ -151,8 +152,7 @@ class Recorder:
         folder = Path.cwd() if plan.module else Path(plan.script).parent
         self.group_operations, self._first_forward = GroupOperations(world.rank), FirstForward(self._sites_are_users)
         self._located = ById[None]()  # objects whose lines are noted
-        # The last forward with gradients in evaluation mode, of which no backward pass was seen yet.
-        self._undecided: tuple[nn.Module, Any] | None = None
+        self._modes, self._reached = Modes(), set[str]()  # parameters to which the present backward pass has come
         self._sites = CallSites(str(folder), lambda: len(self.steps))
         self.pipelines = Pipelines(
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
@@ -197,6 +197,7 @@ class Recorder:
         self.parameters.release()
         self._sites.release()
         self._untrained.release()
+        self._modes.release()
         self.window = Window()
         for held in (self._optimizers, self._schedulers, self._taken):
             held.clear()
@@ -268,7 +269,6 @@ class Recorder:
             # In training mode it is a rollout.
             with_loss = not patches.is_in_training_mode(module) and holds_loss(output, graph=False)
             self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), with_loss)
-            self._undecided = (module, (args, kwargs)) if torch.is_grad_enabled() else None
             self._untrained.call(module)
             return output
         self.timed(self._begin_forward)(module, (args, kwargs))
@@ -328,7 +328,6 @@ class Recorder:
 
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """Begins a training forward of an outermost module."""
-        self._undecided = None
         self._evaluations.trains()
         self._note_forward("forward", module)
         self._add_module(module)
@@ -337,9 +336,6 @@ class Recorder:
         micro_batch = self.window.current()
         rows = rows_of(inputs)
         micro_batch.rows += rows
-        micro_batch.in_evaluation_mode = (
-            micro_batch.in_evaluation_mode or not micro_batch.forwards
-        ) and not patches.is_in_training_mode(module)
         micro_batch.forwards += 1
         self._row_draws.train(len(self.steps), len(rows), inputs)
         numbers = self.loaders.trained(rows)
@@ -351,6 +347,7 @@ class Recorder:
             sharding.patch_engine_step(self.hooks, module, self._before_engine_step, self._after_engine_step)
         self.parameters.flattened.patch_clipping(self.hooks, module, self._clip)
         self.parameters.add(module)
+        self._modes.add(module, self.parameters.names)
         self._untrained.add(module)
 
     def _add_frozen(self, module: nn.Module) -> None:
@@ -360,13 +357,13 @@ class Recorder:
 
     def _add_gradient(self, name: str, gradient: Tensor) -> None:
         if not self.ended:
+            self._reached.add(name)
             self.timed(self.window.add)(name, gradient)
 
     def _begin_backward(self, loss: Any) -> None:
         heartbeat.begin(BACKWARD, len(self.steps))
         self._backward_depth += 1
         if self._backward_depth == 1:
-            self.timed(self._decide_forward)()
             self.timed(self.parameters.begin_backward)()
         scalar = scalar_of(loss)
         if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
@@ -382,18 +379,17 @@ class Recorder:
             micro_batch.losses = micro_batch.losses or losses
             micro_batch.value = float(scalar.detach()) if micro_batch.value is None else micro_batch.value
 
-    def _decide_forward(self) -> None:
-        """Takes a forward pass in evaluation mode for a training one where a backward pass follows, and no other one
-        was in training mode."""
-        if self._undecided and not self.window.current().forwards:
-            self._evaluations.take_back()
-            self._begin_forward(*self._undecided)
-
     def _end_backward(self) -> None:
         self._backward_depth -= 1
         if self._backward_depth == 0:
             self.timed(self.parameters.end_backward)()
+            self.timed(self._note_modes)()
             self.window.done = len(self.window.micro_batches)
+
+    def _note_modes(self) -> None:
+        if self._reached and self.window.micro_batches:
+            self.window.micro_batches[-1].modes = self._modes.at_backward(self._reached)
+        self._reached.clear()
 
     def _gather(self) -> None:
         self._gathers = True
@@ -547,6 +543,7 @@ class Recorder:
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
                 uncleared=[] if self.engine else self.parameters.uncleared(held),
                 settings=self._new_settings(optimizer),
+                modes=self._modes.of_optimizer(window.modes, held),
             )
         )
         if window.calls:

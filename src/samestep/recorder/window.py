@@ -79,8 +79,8 @@ class MicroBatch:
     value: float | None = None
     """The value of the loss that was given to backward(). None: it is no scalar, or backward() was not called yet."""
 
-    in_evaluation_mode: bool = False
-    """Whether all forward passes so far were in evaluation mode."""
+    modes: dict[str, bool] = field(default_factory=dict)
+    """Layer -> whether it was in training mode at the backward pass."""
 
     def record(self) -> MicroBatchRecord:
         return MicroBatchRecord(
@@ -89,7 +89,6 @@ class MicroBatch:
             passes=self.passes,
             forwards=self.forwards,
             value=self.value,
-            in_evaluation_mode=self.in_evaluation_mode,
         )
 
 
@@ -177,6 +176,14 @@ class Window:
         self.micro_batches, self.local, self.done = self.micro_batches[self.done :], {}, 0
         # A step that a gradient scaler has skipped leaves these.
         self.clips, self.unclipped, self.unclipped_after = [], {}, -1
+
+    @property
+    def modes(self) -> dict[str, bool]:
+        """Layer -> whether it was in training mode at each backward pass."""
+        modes: dict[str, bool] = {}
+        for micro_batch in self.micro_batches:
+            modes |= {name: mode and modes.get(name, True) for name, mode in micro_batch.modes.items()}
+        return modes
 
     def clip_records(self) -> list[ClipRecord]:
         """Returns the clips. Where no backward() was seen, as by autograd.grad, none is known to be before it."""

@@ -84,10 +84,7 @@ class MicroBatchRecord:
     """Number of training forward passes of outermost modules."""
 
     value: float | None = None
-    """Value of the loss that was given to backward(). None: the loss is no scalar."""
-
-    in_evaluation_mode: bool = False
-    """Whether all forward passes of the micro-batch were in evaluation mode."""
+    """Value of the loss that was given to backward(). None: the loss is no scalar, or no backward() was seen."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +208,10 @@ class StepRecord:
     settings: list[GroupSettings] = field(default_factory=list)
     """Settings of each of the optimizer's groups. Empty where they are those of the optimizer's step before."""
 
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    """Layer that computes otherwise in evaluation mode (dropout, BatchNorm) -> whether it was in training mode at each
+    backward pass of the step. Of the models that the optimizer moves."""
+
 
 @dataclass(frozen=True)
 class ClosureRecord:
@@ -246,7 +247,7 @@ class PassRecord:
     """Digests of each row that was read, one for each of the row's tensors."""
 
     trained: int
-    """Number of micro-batches that used the pass."""
+    """Number of training forward passes that used batches of the pass."""
 
     sampler: str = ""
     """Class name of the loader's sampler."""
@@ -325,7 +326,7 @@ class RandomRecord:
 
     draws: list[str] = field(default_factory=list)
     """Digest of torch's state in the first training forward of each step, before the rank's own first draw in it. '':
-    that forward draws nothing, or only what all rows or all ranks have in common."""
+    that forward draws nothing, or only what all rows or all ranks have in common; or none was seen in the step."""
 
     workers: list[int] = field(default_factory=list)
     """Seed from which a loader's workers take theirs, for each pass that has workers."""

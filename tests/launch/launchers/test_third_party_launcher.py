@@ -67,7 +67,7 @@ BROKEN = {
     "interrupting": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "interrupted": ("def __getattr__(name): raise KeyboardInterrupt(name)", "KeyboardInterrupt: LAUNCHER"),
     "asked": (ASKED, "KeyboardInterrupt: when asked"),
-    "empty": ("STARTS = ('group',)", "has no LAUNCHER"),
+    "empty": ("STARTS = ('group',)", "its LAUNCHER is no Launcher"),
     "unknown": (LOUD + "LAUNCHER = replace(LAUNCHER, one_machin=True)", "one_machin"),
 }
 

@@ -77,6 +77,8 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         mistakes = warnings(ranks)
         wrong = {finding.question for finding in mistakes if finding.answer == "differs"}
         findings = [finding for finding in findings if finding.answer != "right" or finding.question not in wrong]
+        if any(finding.message.id == "left_in_evaluation_mode" for finding in mistakes):
+            findings = [_of_evaluation_mode(finding) for finding in findings]
         findings += [collectives(ranks), saves(ranks), *mistakes]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     results = CheckResults(
@@ -93,6 +95,13 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         command=command,
     )
     return _with_findings(results, findings)
+
+
+def _of_evaluation_mode(finding: Finding) -> Finding:
+    """Returns a finding of a training in evaluation mode, whose forward passes are taken for those of an evaluation."""
+    if finding.question != "evaluation" or finding.answer == "right":
+        return finding
+    return Finding(finding.question, "unknown", message("trained_in_evaluation_mode"))
 
 
 def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:

@@ -10,7 +10,7 @@ from samestep.bounds import CONSTANT_LOSS_APART, CONSTANT_LOSS_FROM
 from samestep.message import message
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.records.findings import Finding
-from samestep.records.script import ScriptRecord, StepRecord
+from samestep.records.script import ScriptRecord
 
 STILL = 0.5  # the share of elements that do not move, from which on there is a warning
 FEWEST_STEPS = 4
@@ -24,29 +24,45 @@ def warnings(ranks: Ranks) -> list[Finding]:
 
 
 def modes(ranks: Ranks) -> Finding | None:
-    """Finds the first step that some ranks train in evaluation mode, or that all do after steps in training mode.
+    """Finds the first step that some ranks train in evaluation mode beside others, or that all do after steps in
+    training mode.
 
-    Where all do, one process would do the same: that is a warning.
+    Where all do, one process would do the same: that is a warning. Ranks are compared that have the same layers.
     """
     for step in common_steps(ranks):
-        left = [rank.rank for rank in ranks if _is_in_evaluation_mode(rank.steps[step])]
-        said = message("left_in_evaluation_mode", ranks=left, step=step)
-        if 0 < len(left) < len(ranks):
-            training, evaluation = message("training_mode"), message("evaluation_mode")
-            return differs("gradient", "mode", said, step=step, rank=left[0], expected=training, found=evaluation)
-        if left and leaves_training_mode(ranks[0], step + 1):
-            return Finding("gradient", "warning", said)
+        for replicas in _replicas(ranks):
+            of_ranks = {rank.rank: rank.steps[step].modes for rank in replicas}
+            apart = {layer for modes in of_ranks.values() for layer in modes if modes[layer]}
+            left = [rank for rank, modes in of_ranks.items() if any(not modes.get(layer, True) for layer in apart)]
+            if left:
+                said = message("left_in_evaluation_mode", ranks=left, step=step)
+                training, evaluation = message("training_mode"), message("evaluation_mode")
+                return differs("gradient", "mode", said, step=step, rank=left[0], expected=training, found=evaluation)
+            if not apart and leaves_training_mode(replicas[0], step + 1):
+                return Finding("gradient", "warning", message("left_in_evaluation_mode", ranks=[*of_ranks], step=step))
     return None
 
 
+def _replicas(ranks: Ranks) -> list[list[ScriptRecord]]:
+    """Returns the ranks whose models have the same parameters and layers, in groups."""
+    groups: dict[str, list[ScriptRecord]] = {}
+    for rank in ranks:
+        layers = [sorted({name for step in rank.steps for name in step.modes}), sorted(rank.shapes.items())]
+        groups.setdefault(repr(layers), []).append(rank)
+    return [*groups.values()]
+
+
 def leaves_training_mode(rank: ScriptRecord, steps: int | None = None) -> bool:
-    """Returns whether a rank trains in evaluation mode after a step in training mode. steps: of so many, or of all."""
-    in_evaluation_mode = [_is_in_evaluation_mode(step) for step in rank.steps[:steps]]
-    return any(in_evaluation_mode) and not all(in_evaluation_mode)
-
-
-def _is_in_evaluation_mode(step: StepRecord) -> bool:
-    return any(micro_batch.in_evaluation_mode for micro_batch in step.micro_batches)
+    """Returns whether a layer of a rank is trained in evaluation mode after a step in training mode. steps: of the
+    first so many; None: of all."""
+    trained: set[tuple[int, str]] = set()
+    for step in rank.steps[:steps]:
+        for layer, is_in_training_mode in step.modes.items():
+            if not is_in_training_mode and (step.optimizer, layer) in trained:
+                return True
+            if is_in_training_mode:
+                trained.add((step.optimizer, layer))
+    return False
 
 
 def gathers(ranks: Ranks) -> Finding | None:
