@@ -18,7 +18,7 @@ READERS = {
     "data/loader.py": "measures what reading takes",
     "data/pipeline.py": "measures when a stage worked",
     "data/workers.py": "measures what reading takes",
-    "recorder/chain.py": "waits for what other ranks have kept, and says which has not come",
+    "recorder/pipeline_replay.py": "waits for what other ranks have kept, and says which has not come",
     "recorder/monitored_rank.py": "measures a step and what reading takes",
     "recorder/recorder.py": "measures what recording takes, and a step",
     "recorder/run_script.py": "waits at the end for the other ranks, whose last step may need this process",

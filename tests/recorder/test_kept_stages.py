@@ -11,7 +11,7 @@ import pytest
 from torch import fx, nn
 
 from samestep.rank.hooks import Hooks
-from samestep.recorder.chain import Chain
+from samestep.recorder.pipeline_replay import Chain
 from samestep.recorder.pipelines import SCHEDULES, STAGE, TRACER, KeptStages, Pipelines, TracedStages, weights_of
 from samestep.records.divided_models import StageRecord
 from samestep.world import World

@@ -28,9 +28,9 @@ from samestep.recorder.parameters import plain
 from samestep.recorder.random_numbers import random_states
 from samestep.recorder.sharding import digests_of
 from samestep.records.call_site import Call
-from samestep.records.chain import STAGES
 from samestep.records.divided_models import StageRecord
 from samestep.records.files import replace_by
+from samestep.records.pipeline_replay import STAGES
 from samestep.world import World
 
 SCHEDULES, STAGE = "torch.distributed.pipelining.schedules", "torch.distributed.pipelining.stage"

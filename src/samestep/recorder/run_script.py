@@ -17,9 +17,9 @@ from typing import NoReturn
 from samestep.errors import TrainingFailed, UserError
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
-from samestep.recorder.chain import play_chain
 from samestep.recorder.evaluations import ENTRIES
 from samestep.recorder.guards import fault_record, recorder_guard
+from samestep.recorder.pipeline_replay import replay_pipeline
 from samestep.recorder.random_numbers import seed_anew
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
@@ -63,7 +63,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
     def write_stages() -> None:
         recorder.pipelines.write()
-        play_chain(recorder.pipelines, folder, record.world)
+        replay_pipeline(recorder.pipelines, folder, record.world)
 
     def leave(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():

@@ -1,5 +1,7 @@
-"""Judges the ranks that hold a pipeline's stages, along the stage axis and along the data axis. chain.py judges what
-the stages compute together."""
+"""Judges the ranks that hold a pipeline's stages, along the stage axis and along the data axis.
+
+pipeline_replay.py judges what the stages compute together.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from samestep.message import message
-from samestep.proof.script.chain import chain_findings
 from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.layout import PipelineLayout
+from samestep.proof.script.pipeline_replay import judge_pipeline_replay
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.rows import batch_apart
-from samestep.records.chain import CHAIN, CHAIN_FOLDER, ChainRecord
 from samestep.records.files import read
 from samestep.records.findings import Finding
+from samestep.records.pipeline_replay import CHAIN, CHAIN_FOLDER, PipelineReplayRecord
 from samestep.records.record import Record
 
 AXES = {"initial weights", "rows", "weights", "order"}  # questions that are asked along the data axis
@@ -31,7 +33,9 @@ def pipeline_findings(
     if layout.missing or not path.exists():
         of_chain = [not_replayed(layout.missing or message("chain_was_not_played"))]
     else:
-        of_chain = chain_findings(read(ChainRecord, path), ranks, record, Record(record.folder / CHAIN_FOLDER))
+        of_chain = judge_pipeline_replay(
+            read(PipelineReplayRecord, path), ranks, record, Record(record.folder / CHAIN_FOLDER)
+        )
         findings = [finding for finding in findings if finding.question not in OF_THE_CHAIN]
     merged = []
     for finding in findings:

@@ -18,7 +18,7 @@ from samestep.bounds import (
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.fit import Array, fit, multiple_of, norm
-from samestep.records.chain import ChainRecord
+from samestep.records.pipeline_replay import PipelineReplayRecord
 from samestep.records.record import Record
 from samestep.records.script import LOCAL, STEP, TAKEN, UNCLIPPED, of_kind
 
@@ -35,12 +35,12 @@ class Apart:
 
 
 @dataclass
-class ChainGradients:
+class PipelineGradients:
     """One step. columns: of each replica and micro-batch, the chain's gradients. before, taken: of each rank, before
     and after torch clips. share: of a column in the mean. close: how near is the same. per_call: the micro-batches of
     one call of the schedule."""
 
-    chain: ChainRecord
+    chain: PipelineReplayRecord
     columns: Sequence[Gradients]
     before: Sequence[Gradients]
     taken: Sequence[Gradients]
@@ -50,8 +50,8 @@ class ChainGradients:
 
     @classmethod
     def read(
-        cls, chain: ChainRecord, ranks: Ranks, record: Record, played: Record, step: int, close: float
-    ) -> ChainGradients:
+        cls, chain: PipelineReplayRecord, ranks: Ranks, record: Record, played: Record, step: int, close: float
+    ) -> PipelineGradients:
         arrays, count = played.arrays(STEP.format(step)), chain.micro_batches * len(chain.replicas)
         columns = [of_kind(arrays, LOCAL.format(number, "")) for number in range(count)]
         of_ranks = [record.arrays(STEP.format(step), rank.rank) for rank in ranks]

@@ -24,8 +24,8 @@ from samestep.recorder.patches import unrecorded
 from samestep.recorder.pipelines import KeptStages, Pipelines, ScheduleCall, TracedStages, parameters_of, weights_of
 from samestep.recorder.random_numbers import set_random_states, torch_state
 from samestep.recorder.window import compress
-from samestep.records.chain import CHAIN, CHAIN_FOLDER, STAGES, ChainRecord, ChainStep
 from samestep.records.files import write
+from samestep.records.pipeline_replay import CHAIN, CHAIN_FOLDER, STAGES, PipelineReplayRecord, PipelineReplayStep
 from samestep.records.script import LOCAL, STEP
 from samestep.records.tensor_files import write_arrays
 from samestep.world import World
@@ -43,7 +43,7 @@ class CannotPlay(Exception):
         self.why = why
 
 
-def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
+def replay_pipeline(pipelines: Pipelines, folder: Path, world: World) -> None:
     """Plays the chain where this rank is the one to do it, and writes what it has computed into the folder."""
     stages = pipelines.records()
     if not any(stage.index == stage.stages - 1 and 0 in stage.ranks for stage in stages):
@@ -55,10 +55,10 @@ def play_chain(pipelines: Pipelines, folder: Path, world: World) -> None:
             kept_stages, loss_fn = _read(folder, world.size), pipelines.schedule._loss_fn
             record = Chain(kept_stages, loss_fn, out, pipelines.traced).play()
         except CannotPlay as error:
-            record = ChainRecord(error.why)
+            record = PipelineReplayRecord(error.why)
         except Exception as error:  # the stages are objects of the script
             said = str(error).strip().split("\n")[0][:300]
-            record = ChainRecord(message("chain_fails", kind=type(error).__name__, error=said))
+            record = PipelineReplayRecord(message("chain_fails", kind=type(error).__name__, error=said))
     write(out / CHAIN, record)
 
 
@@ -137,7 +137,7 @@ class Chain:
                 groups.append([name, *same])
         return groups
 
-    def play(self) -> ChainRecord:
+    def play(self) -> PipelineReplayRecord:
         counts = {
             min(len(of_rank.weights), of_rank.calls[-1].step + 1 if of_rank.calls else 0) for of_rank in self._kept
         }
@@ -162,8 +162,8 @@ class Chain:
             }
             write_arrays(self._out / f"rank0.{STEP.format(step)}.npz", arrays)
             share = 1 / len(self.replicas) / (micro_batches if reduction == "mean" else 1)
-            steps.append(ChainStep(recorded, played, *self._norms(columns, share)))
-        return ChainRecord(
+            steps.append(PipelineReplayStep(recorded, played, *self._norms(columns, share)))
+        return PipelineReplayRecord(
             replicas=[[*replica] for replica in self.replicas],
             stages=[[n for n in self.weights if n.startswith(f"stage {index}: ")] for index in sorted(self.modules)],
             micro_batches=micro_batches,

@@ -14,7 +14,7 @@ STAGES = "rank{}.stages.pkl"  # what a rank keeps of its stages
 
 
 @dataclass(frozen=True)
-class ChainStep:
+class PipelineReplayStep:
     """One step that the chain has played."""
 
     recorded: list[float]
@@ -32,7 +32,7 @@ class ChainStep:
 
 
 @dataclass(frozen=True)
-class ChainRecord:
+class PipelineReplayRecord:
     """What one process computes of the stages of a pipeline."""
 
     why_not: Message | None = None
@@ -59,5 +59,5 @@ class ChainRecord:
     weight: float | None = None
     """Weight of the one term that the loss function returns. None: it returns several terms, or one of another kind."""
 
-    steps: list[ChainStep] = field(default_factory=list)
+    steps: list[PipelineReplayStep] = field(default_factory=list)
     """Steps that the chain has played."""

@@ -22,13 +22,13 @@ from samestep.bounds import (
     TOLD_APART,
 )
 from samestep.message import Message, message
-from samestep.proof.script.chain_gradients import Apart, ChainGradients
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.fit import norm
+from samestep.proof.script.pipeline_gradients import Apart, PipelineGradients
 from samestep.proof.script.replay import coarser_of, not_replayed
 from samestep.proof.script.step_gradients import clipping_factor
-from samestep.records.chain import ChainRecord, ChainStep
 from samestep.records.findings import Finding
+from samestep.records.pipeline_replay import PipelineReplayRecord, PipelineReplayStep
 from samestep.records.record import Record
 
 Factors = dict[tuple[int, int], float]  # (rank, stage) -> the factor of its gradients to those of the whole model
@@ -36,13 +36,13 @@ Factors = dict[tuple[int, int], float]  # (rank, stage) -> the factor of its gra
 QUESTIONS = ("gradient", "loss weight", "clipping")
 
 
-def chain_findings(chain: ChainRecord, ranks: Ranks, record: Record, played: Record) -> list[Finding]:
+def judge_pipeline_replay(chain: PipelineReplayRecord, ranks: Ranks, record: Record, played: Record) -> list[Finding]:
     """Compares the gradients of each step with the chain's."""
     if why := chain.why_not or _another_loss(chain, ranks):
         return [Finding("gradient", "unknown", message("not_replayed", why=why)), not_replayed(why)]
-    close, factors, last = FIRST_STEP_APART * coarser_of(ranks), list[Factors](), list[ChainGradients]()
+    close, factors, last = FIRST_STEP_APART * coarser_of(ranks), list[Factors](), list[PipelineGradients]()
     for step in common_steps(ranks)[: len(chain.steps)]:
-        gradients = ChainGradients.read(chain, ranks, record, played, step, close)
+        gradients = PipelineGradients.read(chain, ranks, record, played, step, close)
         if last:
             gradients.earlier = last[-1].taken
         of_step: Factors = {}
@@ -62,7 +62,7 @@ def chain_findings(chain: ChainRecord, ranks: Ranks, record: Record, played: Rec
     return [_right_gradient(chain, len(factors)), *_scales(chain, ranks, factors)]
 
 
-def _another_loss(chain: ChainRecord, ranks: Ranks) -> Message | None:
+def _another_loss(chain: PipelineReplayRecord, ranks: Ranks) -> Message | None:
     """Returns that the chain is not the model that the ranks train: it computes another loss of the same rows."""
     if not chain.steps:
         return message("no_step_to_replay")
@@ -77,12 +77,12 @@ def _another_loss(chain: ChainRecord, ranks: Ranks) -> Message | None:
     return None
 
 
-def _right_gradient(chain: ChainRecord, steps: int) -> Finding:
+def _right_gradient(chain: PipelineReplayRecord, steps: int) -> Finding:
     figures = {"stages": len(chain.stages), "replicas": len(chain.replicas), "steps": steps}
     return Finding("gradient", "right", message("stages_have_the_whole_gradient", **figures))
 
 
-def _apart(apart: Apart, step: int, chain: ChainRecord) -> Finding:
+def _apart(apart: Apart, step: int, chain: PipelineReplayRecord) -> Finding:
     axis = "data" if apart.cause.id == "stage_not_reduced_over_replicas" else "stage"
     expected, found = message("gradient_of_the_chain"), message("gradient_of_another_kind")
     return differs(
@@ -100,7 +100,7 @@ def _apart(apart: Apart, step: int, chain: ChainRecord) -> Finding:
 # The factors of the stages
 
 
-def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> list[Finding]:
+def _scales(chain: PipelineReplayRecord, ranks: Ranks, factors: Sequence[Factors]) -> list[Finding]:
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
     first = next(of_step for of_step in factors if of_step)
     clipped = any(
@@ -131,7 +131,7 @@ def _scales(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> lis
     return [*findings, *_unequal(chain, ranks)]
 
 
-def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | None:
+def _wrong_weight(factor: float, chain: PipelineReplayRecord, near: float) -> Message | None:
     """Returns the mistake in the weight of the micro-batches' losses, by the factor of the gradients and the factor of
     the loss function; None where their product is one, or the loss function's is a coefficient."""
     weight = 1.0 if chain.weight is None else abs(chain.weight)
@@ -144,7 +144,7 @@ def _wrong_weight(factor: float, chain: ChainRecord, near: float) -> Message | N
     return _cause_of_factor(factor * weight, chain) if divided else None
 
 
-def _cause_of_factor(factor: float, chain: ChainRecord) -> Message:
+def _cause_of_factor(factor: float, chain: PipelineReplayRecord) -> Message:
     micro_batches, replicas = chain.micro_batches, len(chain.replicas)
 
     def is_near(number: float) -> bool:
@@ -161,17 +161,17 @@ def _cause_of_factor(factor: float, chain: ChainRecord) -> Message:
     return message("loss_is_scaled", factor=factor, told=None)
 
 
-def _weight_of_one(chain: ChainRecord) -> Finding:
+def _weight_of_one(chain: PipelineReplayRecord) -> Finding:
     said = message("micro_batches_weigh_one_together", micro_batches=chain.micro_batches, replicas=len(chain.replicas))
     return Finding("loss weight", "right", said)
 
 
-def _one_process(chain: ChainRecord, factors: Sequence[Factors]) -> Finding:
+def _one_process(chain: PipelineReplayRecord, factors: Sequence[Factors]) -> Finding:
     said = message("gradient_of_the_chain_in_steps", stages=len(chain.stages), steps=len(factors))
     return Finding("replayed gradient", "right", said)
 
 
-def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
+def _unequal(chain: PipelineReplayRecord, ranks: Ranks) -> list[Finding]:
     """Warns of a loss whose mean over micro-batches is not that over the batch."""
     losses = chain.steps[0].played[: chain.micro_batches]
     if chain.whole_loss is None or chain.reduction != "mean" or len(losses) != chain.micro_batches:
@@ -188,7 +188,7 @@ def _unequal(chain: ChainRecord, ranks: Ranks) -> list[Finding]:
 # Clipping
 
 
-def _clipping(chain: ChainRecord, ranks: Ranks, scale: float) -> Finding:
+def _clipping(chain: PipelineReplayRecord, ranks: Ranks, scale: float) -> Finding:
     """Judges clipping that no step contradicts: it has shown by which norm it is only where the limit was reached."""
     limits = [(n, clip.limit) for rank in ranks for n, step in enumerate(rank.steps) for clip in step.clips]
     if not limits:
@@ -199,7 +199,9 @@ def _clipping(chain: ChainRecord, ranks: Ranks, scale: float) -> Finding:
     return Finding("clipping", "right", message("clipped_by_the_whole_norm", steps=len(reached)))
 
 
-def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks: Ranks, number: int) -> Finding | None:
+def _clipped(
+    gradients: PipelineGradients, step: PipelineReplayStep, factors: Factors, ranks: Ranks, number: int
+) -> Finding | None:
     """Finds a rank that torch's functions have clipped by another norm than that of all stages."""
     for rank in ranks:
         limits = [clip.limit for clip in rank.steps[number].clips if clip.limit is not None]
@@ -238,13 +240,13 @@ def _clipped(gradients: ChainGradients, step: ChainStep, factors: Factors, ranks
     return None
 
 
-def _norms_of(own_norm: float, step: ChainStep, gradients: ChainGradients) -> list[float]:
+def _norms_of(own_norm: float, step: PipelineReplayStep, gradients: PipelineGradients) -> list[float]:
     """Returns the norms by which a rank may clip: of all that it holds, and of each stage."""
     of_stages = [math.sqrt(sum(step.norms.get(n, 0.0) ** 2 for n in names)) for names in gradients.chain.stages]
     return [own_norm, *of_stages]
 
 
-def _clipped_by_hand(chain: ChainRecord, ranks: Ranks, factors: Sequence[Factors]) -> Finding | None:
+def _clipped_by_hand(chain: PipelineReplayRecord, ranks: Ranks, factors: Sequence[Factors]) -> Finding | None:
     """Returns by which norm the script itself clips: that of all stages, or another; None where it does not clip.
 
     Clipped gradients have the same norm in each clipped step; other gradients do not.
