@@ -19,7 +19,7 @@ OTHER_NUMBERS = {
     ("reference/hypotheses.py", "1e-3"),
     ("tasks/proof_job.py", "1e-3"),
     # The default of torch's normalisations.
-    ("reference/neutral.py", "1e-5"),
+    ("reference/held_randomness.py", "1e-5"),
     # Of costs: equal ones are divided evenly.
     ("rank/stage_plan.py", "1e-6"),
     ("rank/stage_plan.py", "1e-3"),

@@ -18,13 +18,13 @@ from lane_marks import in_turn
 from messages import explains
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, prove, reference_plan
 from samestep.proof.one_process import AgainstOne, against_one, one_process
-from samestep.proof.plan import neutral_layouts, plain_layout
+from samestep.proof.plan import held_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
 from samestep.records.record import Record
 from samestep.records.reference_record import FromOne, Moved, ReferenceLayoutRecord
 from samestep.records.results import OneProcess
-from samestep.reference import Neutral
+from samestep.reference import HeldRandomness
 from samestep.reference.replica_state import ReplicaState
 from samestep.tasks.inspect.job import inspect_job
 
@@ -106,7 +106,7 @@ def answer(reference_rank: Ranks, name: str, replicas: int, dtype: str = "float6
     one, many = play(plain_layout(), LayoutPlan(replicas=replicas, dtype=dtype))
 
     def held(constant: bool) -> tuple[Expectation, Expectation]:
-        single, several = play(*neutral_layouts(many.facts, constant=constant))
+        single, several = play(*held_layouts(many.facts, constant=constant))
         return single, several
 
     return one_process(many, one, held, job)
@@ -276,20 +276,20 @@ def test_random_numbers_are_constant(name: str) -> None:
     found, gradients = [], []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        with Neutral(by_row=False) as neutral:
+        with HeldRandomness(by_row=False) as held_randomness:
             found.append(RANDOM[name](x))
             gradients.append(torch.autograd.grad(found[-1].sum(), x)[0])
-        assert neutral.draws, "the context has not seen the random numbers"
-        assert not neutral.unknown
+        assert held_randomness.draws, "the context has not seen the random numbers"
+        assert not held_randomness.unknown
     assert torch.equal(found[0], found[1]) and torch.equal(gradients[0], gradients[1])
 
 
 def test_batch_norm_leaves_its_statistics_alone() -> None:
     layer = nn.BatchNorm1d(8)
     x = torch.randn(6, 8)
-    with Neutral() as neutral:
+    with HeldRandomness() as held_randomness:
         together, alone = layer(x), layer(x[:1])
-    assert neutral.batch_statistics and not neutral.draws
+    assert held_randomness.batch_statistics and not held_randomness.draws
     assert torch.equal(together[:1], alone)
     assert torch.equal(layer.running_mean, torch.zeros(8))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from samestep.reference import Neutral
+from samestep.reference import HeldRandomness
 from samestep.reference.row_numbers import uniform_numbers
 
 X = torch.rand(6, 4, 3, generator=torch.Generator().manual_seed(0)).double() + 0.1
@@ -34,25 +34,25 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_each_row_keeps_its_numbers(name: str) -> None:
-    neutral = Neutral()
+    held_randomness = HeldRandomness()
 
     def compute(rows: int) -> None:
-        neutral.rows = range(rows)
+        held_randomness.rows = range(rows)
         torch.manual_seed(0)
-        with neutral:
+        with held_randomness:
             DRAWN[name](X[:1].expand(rows, 4, 3).clone())
 
-    neutral = Neutral(row_dimensions=neutral.learn(compute))
+    held_randomness = HeldRandomness(row_dimensions=held_randomness.learn(compute))
 
     def drawn(rows: list[int]) -> Tensor:
-        neutral.rows = [100 + row for row in rows]
+        held_randomness.rows = [100 + row for row in rows]
         torch.manual_seed(0)
-        with neutral:
+        with held_randomness:
             return DRAWN[name](X[rows])
 
     together = drawn([0, 1, 2, 3, 4, 5])
     assert torch.equal(together[[3, 1]], drawn([3, 1])) and torch.equal(together[5:], drawn([5]))
-    assert neutral.keyed and not neutral.unknown
+    assert held_randomness.keyed and not held_randomness.unknown
     assert name in ("categories", "with replacement") or not torch.equal(together[0], together[1])
 
 

@@ -38,8 +38,8 @@ from samestep.proof.plan import (
     LoopTrainings,
     as_planned,
     as_played,
+    held_layouts,
     interrupted,
-    neutral_layouts,
     plain_layout,
     second_layout,
     second_trainings,
@@ -215,8 +215,8 @@ def _one_process(launches: ProofLaunches, rows: list[Row], reference: Record) ->
         return None
 
     def play(constant: bool) -> tuple[Expectation, Expectation]:
-        layouts = neutral_layouts(several_replicas.facts, constant=constant)
-        record = launches.play("constant" if constant else "neutral", layouts)
+        layouts = held_layouts(several_replicas.facts, constant=constant)
+        record = launches.play("constant" if constant else "held_randomness", layouts)
         return Expectation(record, 0), Expectation(record, 1)
 
     return one_process(several_replicas, one_replica, play, inspected.job)

@@ -223,7 +223,7 @@ def _furthest_off(ranks: Expectation, single: Expectation, held: AgainstOne) -> 
 
 
 def natural_causes(
-    job: JobFacts, neutral: ReferenceLayoutRecord, separation: SeparationRecord, unheld: Message | None = None
+    job: JobFacts, held_randomness: ReferenceLayoutRecord, separation: SeparationRecord, unheld: Message | None = None
 ) -> ReasonAndAdvice:
     """Names what is expected to differ: BatchNorm and random numbers.
 
@@ -233,16 +233,16 @@ def natural_causes(
     if separation.collate_draws:
         reasons.append(message("collate_draws_for_each_rank"))
         advice.append(message("draw_for_each_sample"))
-    if neutral.batch_statistics:
+    if held_randomness.batch_statistics:
         reasons.append(message("batchnorm_of_each_ranks_rows", layer=next(iter(job.batch_layers), None)))
         advice.append(message("use_groupnorm_or_sync_batchnorm"))
-    elif neutral.running_statistics:
+    elif held_randomness.running_statistics:
         reasons.append(message("running_statistics_of_each_ranks_rows"))
         advice.append(message("leave_out_running_statistics"))
-    if neutral.draws and job.random_layers:
+    if held_randomness.draws and job.random_layers:
         reasons.append(message("dropout_of_each_rank", layer=job.random_layers[0]))
         advice.append(message("random_numbers_need_no_change"))
-    elif neutral.draws:
+    elif held_randomness.draws:
         reasons.append(message("forward_draws_on_each_rank"))
         advice.append(message("random_numbers_need_no_change"))
     if not reasons:

@@ -39,10 +39,10 @@ def plain_layout() -> LayoutPlan:
     return LayoutPlan(trainings=("sgd",), compared=True)
 
 
-def neutral_layouts(ranks: ReferenceLayoutRecord, *, constant: bool = False) -> tuple[LayoutPlan, LayoutPlan]:
+def held_layouts(ranks: ReferenceLayoutRecord, *, constant: bool = False) -> tuple[LayoutPlan, LayoutPlan]:
     """Returns plain training and that of several replicas, both without batch statistics, and with random numbers that
     each row keeps; or, constant, with constant ones."""
-    single = LayoutPlan(dtype=ranks.dtype, neutral=True, constant=constant, compared=True, trainings=("sgd",))
+    single = LayoutPlan(dtype=ranks.dtype, held_randomness=True, constant=constant, compared=True, trainings=("sgd",))
     return single, replace(
         single, replicas=ranks.layout.replicas, split=ranks.layout.split, buffers=ranks.layout.buffers
     )

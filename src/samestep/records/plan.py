@@ -316,11 +316,11 @@ class LayoutPlan:
     dtype: str = "float64"
     """The widest dtype to use, or OWN_DTYPE; the reference takes float32 where the model fails in float64."""
 
-    neutral: bool = False
+    held_randomness: bool = False
     """Whether each row keeps its own random numbers, and batch statistics are not used."""
 
     constant: bool = False
-    """Whether all random numbers are constants instead, in a layout that is `neutral`."""
+    """Whether all random numbers are constants instead, in a layout with `held_randomness`."""
 
     compared: bool = False
     """Whether the layout is compared with other layouts only, and with no engine: its tensors are not written, and its

@@ -214,20 +214,20 @@ class ReferenceLayoutRecord:
     """Parameter or buffer -> its distance from plain training's; empty where plain training was not played."""
 
     separation: SeparationRecord | None = None
-    """The losses of a few rows alone and together; None: the layout has several replicas, or is not
-    LayoutPlan.neutral."""
+    """The losses of a few rows alone and together; None: the layout has several replicas, or
+    LayoutPlan.held_randomness is False."""
 
     draws: bool = False
-    """Whether the job asked for random numbers; only in a layout that is LayoutPlan.neutral."""
+    """Whether the job asked for random numbers; only where LayoutPlan.held_randomness is."""
 
     batch_statistics: bool = False
-    """Whether the job asked for batch statistics; only in a layout that is LayoutPlan.neutral."""
+    """Whether the job asked for batch statistics; only where LayoutPlan.held_randomness is."""
 
     keyed: bool = False
-    """Whether each row kept its own random numbers; only in a layout that is LayoutPlan.neutral."""
+    """Whether each row kept its own random numbers; only where LayoutPlan.held_randomness is."""
 
     running_statistics: bool = False
-    """Whether the job asked only for averages of batch statistics; only in a layout that is LayoutPlan.neutral."""
+    """Whether the job asked only for averages of batch statistics; only where LayoutPlan.held_randomness is."""
 
     counts: tuple[str, ...] = ()
     """The names of the buffers of whole numbers."""

@@ -5,8 +5,8 @@ because a fault that both sides share would be invisible.
 """
 
 from samestep.reference.fetch import collate_draws, digests, fetch
+from samestep.reference.held_randomness import HeldRandomness, RowDimensions
 from samestep.reference.life import Life
-from samestep.reference.neutral import Neutral, RowDimensions
 from samestep.reference.noise import Noise
 from samestep.reference.one_step import Rates, ReplicaBefore, StepAfter, StepBefore, replay_step
 from samestep.reference.play import TrainingResult, play
@@ -14,8 +14,8 @@ from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import Repeatability, repeatability, row_dimensions, separate
 
 __all__ = [
+    "HeldRandomness",
     "Life",
-    "Neutral",
     "Noise",
     "Rates",
     "Repeatability",

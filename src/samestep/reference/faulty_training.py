@@ -20,7 +20,7 @@ from samestep.engine import Layout
 from samestep.job import Job
 from samestep.records.training_record import MicroBatchRecord
 from samestep.reference.fetch import seed
-from samestep.reference.neutral import Neutral
+from samestep.reference.held_randomness import HeldRandomness
 from samestep.reference.optimizers import Closure, Gradient, PlayedPhase
 from samestep.reference.play import Forward, ReplicatedTraining
 from samestep.reference.replica_state import ReplicaState, follow_first
@@ -241,13 +241,13 @@ class FaultyTraining(ReplicatedTraining):
         hypothesis: Hypothesis,
         acts: Callable[[Moment], bool],
         moved: Iterable[str] = (),
-        neutral: Neutral | None = None,
+        held_randomness: HeldRandomness | None = None,
     ) -> None:
         self.hypothesis, self.acts = hypothesis, acts
         self.now = HEALTHY  # the hypothesis where it acts in this step
         if hypothesis.parts_ways:
             moved = {*moved, *(name for name, p in job.model().named_parameters() if p.requires_grad)}
-        super().__init__(hypothesis.job(job), hypothesis.layout(layout), None, device, neutral, list(moved))
+        super().__init__(hypothesis.job(job), hypothesis.layout(layout), None, device, held_randomness, list(moved))
         self.before: Gradients = []  # the gradients of the step before, which were cleared
         self.gradients: Gradients = []
         self.optimizer_states: dict[int, list[Any]] = {}  # phase -> of each replica

@@ -33,8 +33,8 @@ from samestep.reference.fetch import (
     weight_of_batch,
 )
 from samestep.reference.first_gradient import FirstGradient, present, sample
+from samestep.reference.held_randomness import HeldRandomness
 from samestep.reference.life import Life
-from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.optimizers import Closure, PlayedPhase, phases_of, scheduled
 from samestep.reference.replica_state import Carried, ReplicaState, follow_first, output_of
@@ -92,7 +92,7 @@ def play(
     steps: int | Sequence[int],
     *,
     noise: Noise | None = None,
-    neutral: Neutral | None = None,
+    held_randomness: HeldRandomness | None = None,
     device: str = "cpu",
     parts: bool = False,
     evaluated: bool = True,
@@ -106,13 +106,15 @@ def play(
     """Trains `job` on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
     steps: how many optimizer steps; or those that are trained in turn, by their number in the whole schedule.
-    noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
-    without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
-    evaluated: whether the last weights are. after_step: called with each step and its losses. next_layout: the layout
-    of the steps from `next_layout_from` on, as where other ranks continue. moved: the parameters that the forward pass
-    moves. life: what a run does besides; it evaluates by itself. outputs: takes what modules return.
+    noise: adds to the rounding, for a second training that differs from the first by rounding alone.
+    held_randomness: computes without random numbers and batch statistics. parts: whether the parts of the first
+    gradient are sampled. evaluated: whether the last weights are. after_step: called with each step and its losses.
+    next_layout: the layout of the steps from `next_layout_from` on, as where other ranks continue. moved: the parameters
+    that the forward pass moves. life: what a run does besides; it evaluates by itself. outputs: takes what modules return.
     """
-    training = ReplicatedTraining(job, layout, noise, device=device, neutral=neutral, moved=moved, life=life)
+    training = ReplicatedTraining(
+        job, layout, noise, device=device, held_randomness=held_randomness, moved=moved, life=life
+    )
     if outputs:
         outputs.begin(training.model)
     if parts:
@@ -174,11 +176,11 @@ class ReplicatedTraining:
         layout: Layout,
         noise: Noise | None,
         device: str,
-        neutral: Neutral | None,
+        held_randomness: HeldRandomness | None,
         moved: Collection[str],
         life: Life | None = None,
     ) -> None:
-        self.neutral, self.moved = neutral or nullcontext(), frozenset(moved)
+        self.held_randomness, self.moved = held_randomness or nullcontext(), frozenset(moved)
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
         self.model, self.life = job.model().to(device), life
@@ -281,7 +283,7 @@ class ReplicatedTraining:
     ) -> list[Forward]:
         """A step's micro-batches, with what all of its rows weigh. plan: [micro-batch][replica] -> rows."""
         together = None
-        if isinstance(self.neutral, Neutral) and self.neutral.holds_collate:
+        if isinstance(self.held_randomness, HeldRandomness) and self.held_randomness.holds_collate:
             rows = [row for (of_one,) in step_rows(self.job, Layout(1), scheduled_step) for row in of_one]
             together = StepRows(self.job, rows, self.epoch, self.device)
         forwards = [Forward(phase, self.epoch, step, micro, rows, together=together) for micro, rows in enumerate(plan)]
@@ -349,8 +351,8 @@ class ReplicatedTraining:
         if forward.together is None:
             return fetch(self.job, rows, forward.epoch, self.device)
         data = forward.together.of(rows)
-        if forward.together.misfit and rows and isinstance(self.neutral, Neutral):
-            self.neutral.unknown.add("collate")
+        if forward.together.misfit and rows and isinstance(self.held_randomness, HeldRandomness):
+            self.held_randomness.unknown.add("collate")
         return data
 
     def _weight(self, forward: Forward, rows: list[int]) -> float:
@@ -362,8 +364,8 @@ class ReplicatedTraining:
     def _seed_rows(self, forward: Forward, replica: int | None, rows: list[int]) -> None:
         """Seeds a replica's random numbers of a micro-batch, or, where each row keeps its own, those of the step.
         replica: None: the criterion on all rows."""
-        if isinstance(self.neutral, Neutral):
-            self.neutral.rows = row_keys(rows)
+        if isinstance(self.held_randomness, HeldRandomness):
+            self.held_randomness.rows = row_keys(rows)
             seed("cpu", self.job.seed, "rows", forward.step)
         elif replica is not None:
             self._seed(forward.step, forward.micro, replica)
@@ -378,7 +380,7 @@ class ReplicatedTraining:
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
-            with self.neutral:
+            with self.held_randomness:
                 forward.outputs = synced_outputs(
                     job,
                     self.model,
@@ -393,7 +395,7 @@ class ReplicatedTraining:
         share = weighs * self.layout.replicas / (forward.total or 1.0)
         if forward.all_rows:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
-        with self.neutral:
+        with self.held_randomness:
             if forward.outputs:
                 output = forward.outputs[replica]
             else:
@@ -409,7 +411,10 @@ class ReplicatedTraining:
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
         mean_loss = all_rows.loss if all_rows else float(loss.detach())
-        if not (isfinite(mean_loss) or (isinstance(self.neutral, Neutral) and self.neutral.explains_non_finite(step))):
+        if not (
+            isfinite(mean_loss)
+            or (isinstance(self.held_randomness, HeldRandomness) and self.held_randomness.explains_non_finite(step))
+        ):
             raise NotFinite(
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
                 "look at the data and the criterion, or lower the learning rate"
@@ -435,10 +440,10 @@ class ReplicatedTraining:
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
             self._seed_rows(forward, replica, forward.rows[replica])
-            with self.neutral:
+            with self.held_randomness:
                 outputs[replica] = without_graph(output_of, job, self.model, batches[replica])
         self._seed_rows(forward, None, [row for replica in batches for row in forward.rows[replica]])
-        with self.neutral:
+        with self.held_randomness:
             all_rows = over_all_rows(job, outputs, batches, self.device)
         self.draws = self.draws or all_rows.draws
         return all_rows

@@ -17,7 +17,7 @@ from samestep.job.walk import leaves_of, without_graph
 from samestep.records.reference_record import SeparationRecord
 from samestep.reference.faulty_training import summed
 from samestep.reference.fetch import StepRows, fetch, place, row_keys, weight_of_batch
-from samestep.reference.neutral import Neutral, RowDimensions
+from samestep.reference.held_randomness import HeldRandomness, RowDimensions
 from samestep.reference.optimizers import phases_of
 from samestep.reference.replica_state import ReplicaState, output_and_loss, sums_of_parameters
 from samestep.reference.schedule import per_epoch, step_rows, weight
@@ -28,33 +28,33 @@ STEPS = 8  # of an epoch, whose losses and gradients are looked at where those o
 
 def row_dimensions(job: Job, device: str) -> RowDimensions:
     """Finds where the rows are in the random numbers that the job draws; nothing where it takes no copies of a row."""
-    row, neutral, model = step_rows(job, Layout(1), 0)[0][0][0], Neutral(), job.model().to(device)
+    row, held_randomness, model = step_rows(job, Layout(1), 0)[0][0][0], HeldRandomness(), job.model().to(device)
     phases = phases_of(job, model)
 
     def compute(rows: int) -> None:
         copies = [row] * rows
         batch = Batch(fetch(job, copies, 0, device), place(0, 0, copies, 0, weight(job, copies)))
         for phase in phases:
-            _seeded(neutral, range(rows))
-            with neutral:
+            _seeded(held_randomness, range(rows))
+            with held_randomness:
                 without_graph(output_and_loss, phase.job, model, batch)
 
     try:
         with torch.no_grad():
-            return neutral.learn(compute)
+            return held_randomness.learn(compute)
     except Exception:  # of the job's functions: what they do not take is found elsewhere
         return {}
 
 
-def _seeded(neutral: Neutral, rows: Sequence[int]) -> None:
-    neutral.rows = rows
+def _seeded(held_randomness: HeldRandomness, rows: Sequence[int]) -> None:
+    held_randomness.rows = rows
     torch.manual_seed(0)
 
 
 def separate(
-    job: Job, device: str, neutral: Neutral, moved: Collection[str] = (), rows: Sequence[int] = ()
+    job: Job, device: str, held_randomness: HeldRandomness, moved: Collection[str] = (), rows: Sequence[int] = ()
 ) -> SeparationRecord:
-    """Evaluates the criterion on a few rows, as `neutral` holds random numbers and batch statistics.
+    """Evaluates the criterion on a few rows, as `held_randomness` holds random numbers and batch statistics.
 
     Where their losses say nothing, as those of a triplet loss on rows of six classes do, all rows of a step are taken
     whose loss is not the mean of its halves'. Of several phases: returns the first whose losses are not the mean of
@@ -68,7 +68,7 @@ def separate(
     chosen = list(dict.fromkeys([*rows[: ROWS - 2], *step_rows(job, Layout(1), 0)[0][0]]))[:ROWS]
     phases = [phase.job for phase in phases_of(job, job.model())]
     for phase in phases:
-        separation = _separate(phase, chosen, device, neutral, moved)
+        separation = _separate(phase, chosen, device, held_randomness, moved)
         mean = sum(w * loss for w, loss in zip(separation.weights, separation.alone)) / (sum(separation.weights) or 1.0)
         if not _alike(separation.whole, mean):
             return separation
@@ -76,11 +76,11 @@ def separate(
     gaps: list[float] = []
     for phase in phases:
         for step in steps:
-            losses = _Losses(phase, step, device, neutral, moved)
+            losses = _Losses(phase, step, device, held_randomness, moved)
             with torch.no_grad():
                 whole_loss, mean = losses.of(step)[0], losses.mean_of_halves(step)
             if isfinite(whole_loss) and not _alike(whole_loss, mean):
-                return _separate(phase, step, device, neutral, moved)
+                return _separate(phase, step, device, held_randomness, moved)
             gaps += [gap for gap in [losses.gradient_gap(step)] if gap is not None]
     return replace(separation, gradient_gap=max(gaps, default=None))
 
@@ -94,9 +94,11 @@ def _steps(job: Job) -> int:
     return min(per_epoch(job), STEPS)
 
 
-def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: Collection[str]) -> SeparationRecord:
+def _separate(
+    job: Job, rows: list[int], device: str, held_randomness: HeldRandomness, moved: Collection[str]
+) -> SeparationRecord:
     with torch.no_grad():
-        losses = _Losses(job, rows, device, neutral, moved)
+        losses = _Losses(job, rows, device, held_randomness, moved)
         together, output = losses.of(rows)
         moved = losses.moved()
         again, _ = losses.of(rows, fresh=False)
@@ -117,8 +119,8 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
         halves=halves,
         output_gap=_output_gap(output, outputs),
         moved=moved,
-        unknown=sorted(neutral.unknown),
-        collate_draws=neutral.holds_collate,
+        unknown=sorted(held_randomness.unknown),
+        collate_draws=held_randomness.holds_collate,
         padded=any(padded)
         and not (_output_gap(output, outputs, [not is_padded for is_padded in padded]) or 0) > PADDED,
     )
@@ -127,9 +129,11 @@ def _separate(job: Job, rows: list[int], device: str, neutral: Neutral, moved: C
 class _Losses:
     """The losses of an untrained model of `job` on some of `rows`."""
 
-    def __init__(self, job: Job, rows: list[int], device: str, neutral: Neutral, moved: Collection[str]) -> None:
-        self.job, self.device, self.neutral = job, device, neutral
-        self.together = StepRows(job, rows, 0, device) if neutral.holds_collate else None
+    def __init__(
+        self, job: Job, rows: list[int], device: str, held_randomness: HeldRandomness, moved: Collection[str]
+    ) -> None:
+        self.job, self.device, self.held_randomness = job, device, held_randomness
+        self.together = StepRows(job, rows, 0, device) if held_randomness.holds_collate else None
         self.model: nn.Module = job.model().to(device)
         self.first = ReplicaState(self.model, moved)
 
@@ -138,10 +142,10 @@ class _Losses:
         if fresh:
             self.first.restore(self.model)
         data = self._data(rows)
-        _seeded(self.neutral, row_keys(rows))
+        _seeded(self.held_randomness, row_keys(rows))
         batch = Batch(data, place(0, 0, rows, 0, weight_of_batch(self.job, rows, data, 0, 0)))
         try:
-            with self.neutral:
+            with self.held_randomness:
                 output, loss = without_graph(output_and_loss, self.job, self.model, batch)
                 return float(loss), output
         except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
@@ -175,9 +179,9 @@ class _Losses:
         for parameter in self.model.parameters():
             parameter.grad = None
         data = self._data(rows)
-        _seeded(self.neutral, row_keys(rows))
+        _seeded(self.held_randomness, row_keys(rows))
         batch = Batch(data, place(0, 0, rows, 0, weight_of_batch(self.job, rows, data, 0, 0)))
-        with self.neutral:
+        with self.held_randomness:
             output_and_loss(self.job, self.model, batch)[1].backward()
         gradients = [parameter.grad for parameter in self.model.parameters()]
         return [None if gradient is None else gradient * share for gradient in gradients]

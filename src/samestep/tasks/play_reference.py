@@ -94,7 +94,7 @@ class ReferencePlayer:
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
         self.scales: bool | None = None  # whether the noise may include scaling the losses; None: not tried yet
-        self.neutral: reference.Neutral | None = None
+        self.held_randomness: reference.HeldRandomness | None = None
         self.row_dimensions: reference.RowDimensions | None = None
         self.moved: list[str] | None = None  # the parameters that the forward pass moves
         self.written: list[str] = []  # those that it sets to values of its rows
@@ -130,7 +130,7 @@ class ReferencePlayer:
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         if planned.subset:
             return self._played_at_second_size(number, planned, dtype)
-        self.neutral = self._neutral(planned) if planned.neutral else None
+        self.held_randomness = self._held_randomness(planned) if planned.held_randomness else None
         try:
             trainings = self._trainings(number, planned, dtype)
         except (UserError, TooFast):
@@ -145,16 +145,16 @@ class ReferencePlayer:
             trainings = self._trainings(number, planned, dtype)
         return self._record(number, planned, dtype, trainings)
 
-    def _neutral(self, planned: LayoutPlan) -> reference.Neutral:
+    def _held_randomness(self, planned: LayoutPlan) -> reference.HeldRandomness:
         small = proof_job(self.job, self._task("sgd", planned.dtype))
         if planned.constant:
-            neutral = reference.Neutral(by_row=False)
+            held_randomness = reference.HeldRandomness(by_row=False)
         else:
             if self.row_dimensions is None:
                 self.row_dimensions = reference.row_dimensions(small, self.world.device)
-            neutral = reference.Neutral(row_dimensions=self.row_dimensions)
-        neutral.holds_collate = self._collate_draws
-        return neutral
+            held_randomness = reference.HeldRandomness(row_dimensions=self.row_dimensions)
+        held_randomness.holds_collate = self._collate_draws
+        return held_randomness
 
     @cached_property
     def _collate_draws(self) -> bool:
@@ -170,7 +170,7 @@ class ReferencePlayer:
 
     def _played_in_own_dtype(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout with the job's tensors as they are. The record has the reason where they cannot train so."""
-        self.neutral = None
+        self.held_randomness = None
         try:
             trainings = self._trainings(number, planned, OWN_DTYPE)
         except Exception as error:
@@ -180,7 +180,7 @@ class ReferencePlayer:
     def _played_at_second_size(self, number: int, planned: LayoutPlan, dtype: str) -> ReferenceLayoutRecord:
         """Plays a layout of a second number of ranks, at a learning rate of its own. The record has the reason where it
         cannot be played, because what is proven of the first number holds without it."""
-        self.neutral = None
+        self.held_randomness = None
         rate, self.sgd_lr = self.sgd_lr, None
         try:
             trainings = self._trainings(number, planned, dtype)
@@ -211,22 +211,26 @@ class ReferencePlayer:
             trainings=trainings.played,
             not_played=trainings.not_played,
             files=number,
-            separation=self._separation(dtype, self.neutral) if self.neutral and planned.replicas == 1 else None,
-            draws=bool(self.neutral and self.neutral.draws),
-            batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
-            keyed=bool(self.neutral and self.neutral.keyed),
-            running_statistics=bool(self.neutral and self.neutral.running_statistics),
+            separation=self._separation(dtype, self.held_randomness)
+            if self.held_randomness and planned.replicas == 1
+            else None,
+            draws=bool(self.held_randomness and self.held_randomness.draws),
+            batch_statistics=bool(self.held_randomness and self.held_randomness.batch_statistics),
+            keyed=bool(self.held_randomness and self.held_randomness.keyed),
+            running_statistics=bool(self.held_randomness and self.held_randomness.running_statistics),
             counts=self.counts,
             scales=self.scales is not False,
             written=tuple(self.written),
             then=layout_of(planned.then) if planned.then else None,
         )
 
-    def _separation(self, dtype: str, neutral: reference.Neutral) -> SeparationRecord:
+    def _separation(self, dtype: str, held_randomness: reference.HeldRandomness) -> SeparationRecord:
         """Computes a few rows alone and together."""
         training = self._task("sgd", dtype)
         rows = extreme_rows(self.job, training)
-        return reference.separate(proof_job(self.job, training), self.world.device, neutral, self.moved or (), rows)
+        return reference.separate(
+            proof_job(self.job, training), self.world.device, held_randomness, self.moved or (), rows
+        )
 
     def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
@@ -271,7 +275,7 @@ class ReferencePlayer:
         """Plays one training and writes its tensors. Returns it as it is, and with noise. near: of write_training."""
         name = training.training
         if self.moved is None:
-            small, checked = proof_job(self.job, training), not planned.neutral
+            small, checked = proof_job(self.job, training), not planned.held_randomness
             repeated = repeatability(small, self.world.device, checked=checked)
             self.moved, self.written = repeated.moved, repeated.written
         if name == "sgd" and self.sgd_lr is None:
@@ -416,7 +420,7 @@ class ReferencePlayer:
             layout_of(planned),
             steps,
             noise=noise,
-            neutral=self.neutral,
+            held_randomness=self.held_randomness,
             device=self.world.device,
             parts=training.training == "gradient" and not noise,
             evaluated=life is None and (not planned.compared or (self.has_buffers and not noise)),

@@ -17,7 +17,7 @@ def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
     bound is then that of the replicas' rounding alone, which is never wider."""
     if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
         return 0
-    if layout.neutral:
+    if layout.held_randomness:
         return 1
     return max(1, plan.noise_runs - 1) if layout.subset else plan.noise_runs
 
@@ -38,7 +38,7 @@ class StepsPlayed:
 
     def begin(self, training: str, layout: LayoutPlan) -> None:
         """Begins to play a training of a layout."""
-        what = " without random numbers and batch statistics" if layout.neutral else ""
+        what = " without random numbers and batch statistics" if layout.held_randomness else ""
         self.phase = f"reference {training}, {layout.replicas} replica{'' if layout.replicas == 1 else 's'}{what}"
         self._write(self.phase)
 

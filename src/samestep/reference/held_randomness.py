@@ -1,4 +1,4 @@
-"""Neutral: computes with random numbers that each row keeps, and without batch statistics.
+"""Holds what is random in a training: each row keeps its random numbers, and batch statistics are fixed.
 
 Dropout draws another mask on each rank, and BatchNorm normalises over a rank's own rows. Where every row has the random
 numbers that it has in one process, and BatchNorm's statistics are fixed, N ranks and one process must agree; a
@@ -29,7 +29,7 @@ MASKS |= {"dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropo
 MASKS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward", "scaled_dot_product_attention"}
 
 
-class Neutral:
+class HeldRandomness:
     """A context in which each row keeps its random numbers, and BatchNorm uses its running statistics, unchanged.
 
     by_row: False: every random number is a constant of its distribution. row_dimensions: what `learn` has found.
@@ -93,7 +93,7 @@ class Neutral:
         key = int(torch.empty((), dtype=torch.int64).random_())  # of the generator, which a checkpoint restores
         return uniform_numbers(shape, where, self.rows, key, device)
 
-    def __enter__(self) -> Neutral:
+    def __enter__(self) -> HeldRandomness:
         for mode in self._modes:
             mode.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -114,9 +114,9 @@ def _place(name: str, dimensions: int) -> Place:
 class _FixedStatistics(TorchFunctionMode):
     """Calls batch_norm as in evaluation, and attention without dropout, which its CUDA kernels draw themselves."""
 
-    def __init__(self, neutral: Neutral) -> None:
+    def __init__(self, held_randomness: HeldRandomness) -> None:
         super().__init__()
-        self.of = neutral
+        self.of = held_randomness
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
@@ -174,9 +174,9 @@ class _FixedStatistics(TorchFunctionMode):
 class _HeldNumbers(TorchDispatchMode):
     """Fills what random operations return with each row's numbers, or with a constant of their distribution."""
 
-    def __init__(self, neutral: Neutral) -> None:
+    def __init__(self, held_randomness: HeldRandomness) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.of = neutral
+        self.of = held_randomness
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
