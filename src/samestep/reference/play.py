@@ -109,8 +109,9 @@ def play(
     noise: adds to the rounding, for a second training that differs from the first by rounding alone.
     held_randomness: computes without random numbers and batch statistics. parts: whether the parts of the first
     gradient are sampled. evaluated: whether the last weights are. after_step: called with each step and its losses.
-    next_layout: the layout of the steps from `next_layout_from` on, as where other ranks continue. moved: the parameters
-    that the forward pass moves. life: what a run does besides; it evaluates by itself. outputs: takes what modules return.
+    next_layout: the layout of the steps from `next_layout_from` on, as where other ranks continue. moved: the
+    parameters that the forward pass moves. life: what a run does besides; it evaluates by itself. outputs: takes what
+    modules return.
     """
     training = ReplicatedTraining(
         job, layout, noise, device=device, held_randomness=held_randomness, moved=moved, life=life
