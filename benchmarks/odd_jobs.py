@@ -22,7 +22,7 @@ from typing import Any
 
 from samestep.message import Message
 from samestep.proof.one_process import one_process
-from samestep.proof.plan import neutral_layouts
+from samestep.proof.plan import held_layouts
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
 from samestep.records.results import OneProcess
@@ -59,7 +59,7 @@ def answer(target: str, replicas: int) -> OneProcess:
     single, ranks = play(one, LayoutPlan(replicas=replicas, trainings=("sgd",), compared=True))
 
     def held(constant: bool) -> tuple[Expectation, Expectation]:
-        alone, together = play(*neutral_layouts(ranks.facts, constant=constant))
+        alone, together = play(*held_layouts(ranks.facts, constant=constant))
         return alone, together
 
     return one_process(ranks, single, held, facts)
