@@ -200,7 +200,7 @@ def _documented() -> list[str]:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("depth", [[], pytest.param(["--whole"], marks=pytest.mark.check)], ids=["engines", "whole"])
+@pytest.mark.parametrize("depth", [[], pytest.param(["--whole"], marks=pytest.mark.full)], ids=["engines", "whole"])
 def test_commands_with_other_values_start_or_are_refused_in_a_sentence(depth: list[str], tmp_path: Path) -> None:
     """Each number one less, one more, none and huge; each engine and axis another; each option left out."""
     commands = _documented()

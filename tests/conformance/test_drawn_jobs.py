@@ -47,7 +47,7 @@ DRAWS = {
 
 
 @pytest.mark.check
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=st.fixed_dictionaries(DRAWS), size=st.sampled_from([1, 2, 3]))
 def test_no_false_alarm(
     drawn: dict[str, object], size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks

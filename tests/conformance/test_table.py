@@ -11,12 +11,12 @@ from conformance.table import BEHAVIOURS, BITWISE, COLUMNS, DIVIDING, ROWS, STRE
 from lane_marks import FULL, shared_out
 from ranks import ELSEWHERE, engine_facts
 
-# A third of the behaviours of each engine, and an eighth of those of every third row with a setting or a mesh.
+# A third of the behaviours of each engine, and a seventh of those of every fourth row with a setting or a mesh.
 PLAIN = [name for name, row in ROWS.items() if not row.given and not row.meshes]
 CELLS = shared_out(PLAIN, [*BEHAVIOURS], of=3)
 OTHERS = [name for name in ROWS if name not in PLAIN]
-CELLS += shared_out(OTHERS[::3], [*BEHAVIOURS], of=8)
-CELLS += [pytest.param(name, [*BEHAVIOURS], marks=FULL, id=name) for name in OTHERS if name not in OTHERS[::3]]
+CELLS += shared_out(OTHERS[::4], [*BEHAVIOURS], of=7)
+CELLS += [pytest.param(name, [*BEHAVIOURS], marks=FULL, id=name) for name in OTHERS if name not in OTHERS[::4]]
 
 
 @pytest.fixture(scope="module")

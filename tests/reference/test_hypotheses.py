@@ -117,7 +117,9 @@ def test_without_a_fault_the_replay_is_the_reference(name: str) -> None:
 
 
 @CHECK
-@pytest.mark.parametrize(("name", "training"), [("warming", "user"), ("tied", "sgd")])
+@pytest.mark.parametrize(
+    ("name", "training"), [pytest.param("warming", "user", marks=pytest.mark.full), ("tied", "sgd")]
+)
 def test_each_fault_is_named_by_its_replay(name: str, training: str, tmp_path: Path) -> None:
     job = getattr(jobs, name)()
     small = proof_job(job, task(training))
