@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from samestep.job.foreign import attribute_of, is_a, named_parts_in, parameters_in
+from samestep.job.foreign import ById, attribute_of, is_a, named_parts_in, parameters_in
 from samestep.recorder.parameters import plain
 
 
@@ -17,15 +17,15 @@ class Modes:
     """The modes of the layers of all models that are trained."""
 
     def __init__(self) -> None:
-        self._known: set[int] = set()  # ids of outermost modules
+        self._known = ById[None]()  # outermost modules
         # Name of a layer -> (the layer, the names of the parameters that are trained with it).
         self._layers: dict[str, tuple[Any, frozenset[str]]] = {}
 
     def add(self, module: nn.Module, names: Mapping[int, str]) -> None:
         """Adds the layers of an outermost module. names: id of each trained parameter -> its name."""
-        if id(module) in self._known:
+        if module in self._known:
             return
-        self._known.add(id(module))
+        self._known.put(module, None)
         trained = frozenset(names[id(parameter)] for parameter in parameters_in(module) if id(parameter) in names)
         layers = {id(layer) for layer, _ in self._layers.values()}
         for name, part in named_parts_in(module):
@@ -33,7 +33,7 @@ class Modes:
                 continue
             name = plain(name)
             if name in self._layers:  # a layer of another model
-                name = f"{type(module).__name__} {len(self._known)}: {name}"
+                name = f"{type(module).__name__} {len(self._layers)}: {name}"
             self._layers[name] = part, trained
 
     def at_backward(self, reached: Collection[str]) -> dict[str, bool]:
