@@ -82,6 +82,13 @@ def test_a_bug_is_caught_and_named_and_its_right_version_is_right() -> None:
     assert row.named and row.right.answer == "right", row
 
 
+def test_the_engines_of_exhibits_are_declared() -> None:
+    engines = [path for path in MUSEUM.glob("*/*.py") if "def train(job, world, run" in path.read_text()]
+    assert engines
+    for path in engines:
+        assert "\nENGINE = Engine(" in path.read_text(), path
+
+
 @pytest.mark.check
 def test_a_bug_of_an_engine_is_named_and_its_right_version_is_right() -> None:
     command = [sys.executable, str(MUSEUM / "run.py"), "--only", "adam_moments_dropped"]

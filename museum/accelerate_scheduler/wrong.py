@@ -2,22 +2,12 @@
 
 from accelerate import Accelerator
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Engine, Layout, Needs
 from samestep.rank.process_group import process_group
-
-PURPOSE, NEEDS, PROCESSES = "Accelerate by hand", ("accelerate",), "group"
-
-
-def missing(devices):
-    return None
 
 
 def layout(world):
     return Layout(replicas=world.size)
-
-
-def numerics():
-    return Numerics()
 
 
 def train(job, world, run):
@@ -36,3 +26,6 @@ def train(job, world, run):
             prepared.step()
             run.step(loss)
         return module.state_dict()
+
+
+ENGINE = Engine(purpose="Accelerate by hand", train=train, layout=layout, needs=Needs(packages=("accelerate",)))

@@ -2,22 +2,12 @@
 
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Engine, Layout
 from samestep.rank.process_group import process_group
-
-PURPOSE, NEEDS, PROCESSES = "DDP by hand", (), "group"
-
-
-def missing(devices):
-    return None
 
 
 def layout(world):
     return Layout(replicas=world.size)
-
-
-def numerics():
-    return Numerics()
 
 
 def train(job, world, run):
@@ -33,3 +23,6 @@ def train(job, world, run):
             optimizer.zero_grad()
             run.step(loss)
         return module.state_dict()
+
+
+ENGINE = Engine(purpose="DDP by hand", train=train, layout=layout)

@@ -3,22 +3,12 @@
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Engine, Layout
 from samestep.rank.process_group import process_group
-
-PURPOSE, NEEDS, PROCESSES = "DDP clipped by hand", (), "group"
-
-
-def missing(devices):
-    return None
 
 
 def layout(world):
     return Layout(replicas=world.size)
-
-
-def numerics():
-    return Numerics()
 
 
 def train(job, world, run):
@@ -40,3 +30,6 @@ def train(job, world, run):
             optimizer.zero_grad()
             run.step(loss)
         return module.state_dict()
+
+
+ENGINE = Engine(purpose="DDP clipped by hand", train=train, layout=layout)
