@@ -31,8 +31,8 @@ from samestep.proof.script.changed_lines import changed_lines
 from samestep.proof.script.diff import answer_of, compare_records
 from samestep.proof.script.places import Sources
 from samestep.proof.script.record_pair import RecordPair
-from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.sites import files_of, located
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.call_site import CallSite, ChangedLines
 from samestep.records.files import write
 from samestep.records.findings import DiffResults, Finding

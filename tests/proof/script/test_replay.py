@@ -11,7 +11,8 @@ import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.message import message
-from samestep.proof.script.replay import falls_from_a_multiple, grown_rounding, is_ahead, is_stretched, judge_replay
+from samestep.proof.script.gradient_comparison import grown_rounding
+from samestep.proof.script.replay import falls_from_a_multiple, is_ahead, is_stretched, judge_replay
 from samestep.records.files import read
 from samestep.records.findings import Finding
 from samestep.records.record import Record

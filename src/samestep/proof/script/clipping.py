@@ -11,8 +11,13 @@ from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.fit import norm
 from samestep.proof.script.layout import ByHand
-from samestep.proof.script.replay import coarser_of
-from samestep.proof.script.step_gradients import arrays_of_ranks, clipping_factor, norm_of_all, whole_gradients
+from samestep.proof.script.step_gradients import (
+    arrays_of_ranks,
+    clipping_factor,
+    coarser_of,
+    norm_of_all,
+    whole_gradients,
+)
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipRecord, ScriptRecord, StepRecord, of_kind

@@ -22,8 +22,7 @@ from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.fit import norm
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import coarser_of
-from samestep.proof.script.step_gradients import norm_of_all
+from samestep.proof.script.step_gradients import coarser_of, norm_of_all
 from samestep.records.findings import Finding
 from samestep.records.script import StepRecord
 

@@ -15,8 +15,7 @@ from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.frozen_weights import copies_that_stay
 from samestep.proof.script.matching import matched
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import coarser_of
-from samestep.proof.script.step_gradients import norm_of_all
+from samestep.proof.script.step_gradients import coarser_of, norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.script import STATISTICS, UntrainedRecord
 from samestep.records.script_plan import END, START

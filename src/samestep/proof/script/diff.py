@@ -19,8 +19,8 @@ from samestep.proof.script.findings import Ranks, common_steps, differs, digest
 from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.matching import FROZEN, is_frozen
 from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.replay import coarser_of
 from samestep.proof.script.rows import trained
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.findings import Answer, Finding, Question
 from samestep.records.script import ScriptRecord
 

@@ -10,7 +10,7 @@ from samestep.bounds import LOSS_APART_OF_PIECES, LOSS_WEIGHT_APART, MODULE_SUMS
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, module_name
 from samestep.proof.script.losses import losses_of
-from samestep.proof.script.replay import coarser_of
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.findings import Finding
 from samestep.records.script import LossRecord, ScriptRecord
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samestep.bounds import DEPENDENT_COLUMNS
+from samestep.bounds import DEPENDENT_COLUMNS, TOLD_APART
 
 Array = NDArray[np.float64]
 # Values for each weight: as many unknown weights as values fit anything.
@@ -44,6 +44,22 @@ def multiple_of(gradient: Array, base: Array) -> Multiple:
     square = float(base @ base)
     factor = float(gradient @ base) / square if square else 0.0
     return Multiple(factor, norm(gradient - factor * base))
+
+
+def is_times(factor: float, number: float) -> bool:
+    """Returns whether a factor is a number, such as that of the ranks."""
+    return abs(factor / number - 1) <= TOLD_APART
+
+
+def count_in(factor: float, counts: Mapping[str, int]) -> tuple[str, bool] | None:
+    """Returns (which count, such as that of the ranks, a factor is, whether it multiplies); None where it is none of
+    them. A count of one is none."""
+    for name, count in counts.items():
+        if count > 1 and is_times(factor, count):
+            return name, True
+        if count > 1 and is_times(factor, 1 / count):
+            return name, False
+    return None
 
 
 def fit(gradient: Array, columns: Sequence[Array], *, least: int = LEAST) -> Fit | None:

@@ -14,9 +14,10 @@ from samestep.proof.script.copies import Copies, CopiesApart, copies_apart, copi
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained
-from samestep.proof.script.replay import coarser_of, not_replayed, replayed_rates, replayed_weights
+from samestep.proof.script.replay import not_replayed, replayed_rates, replayed_weights
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.proof.script.updates import rates, schedule, updates
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record

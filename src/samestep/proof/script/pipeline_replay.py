@@ -25,8 +25,8 @@ from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, common_steps, differs
 from samestep.proof.script.fit import norm
 from samestep.proof.script.pipeline_gradients import Apart, PipelineGradients
-from samestep.proof.script.replay import coarser_of, not_replayed
-from samestep.proof.script.step_gradients import clipping_factor
+from samestep.proof.script.replay import not_replayed
+from samestep.proof.script.step_gradients import clipping_factor, coarser_of
 from samestep.records.findings import Finding
 from samestep.records.pipeline_replay import PipelineReplayRecord, PipelineReplayStep
 from samestep.records.record import Record

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from samestep.bounds import (
-    COARSER,
-    FIRST_ROUNDING,
-    FIRST_STEP_APART,
-    FLOAT32_ROUNDING,
-    LATER_STEPS_APART,
-    LEFT_BY_FACTOR,
-    LOSS_APART,
-    RATE_APART,
-    ROUNDING_GROWS,
-    TOLD_APART,
-    WEIGHTS_APART,
-)
+from samestep.bounds import LEFT_BY_FACTOR, LOSS_APART, RATE_APART, TOLD_APART, WEIGHTS_APART
 from samestep.message import Message, message
 from samestep.proof.resumed_step import same_rates
 from samestep.proof.script.coefficients import multiplied_sum
 from samestep.proof.script.findings import Ranks, differs
-from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.fit import Array, is_times, multiple_of, norm
+from samestep.proof.script.gradient_comparison import (
+    GRADIENT,
+    GradientComparison,
+    StepAgainstOne,
+    bound_of_step,
+    first_difference,
+)
 from samestep.proof.script.gradient_weights import are_of_numbers
 from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.losses import same_loss
-from samestep.proof.script.step_gradients import StepGradients, norm_of_all
+from samestep.proof.script.step_gradients import StepGradients, before_clipping, coarser_of, norm_of_all
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import ENGINE_CLIPPING, STEP, TAKEN, UNCLIPPED, ScriptRecord, of_kind
+from samestep.records.script import ENGINE_CLIPPING, STEP, TAKEN, ScriptRecord, of_kind
 from samestep.records.script_plan import ReplayRecord
 
 OWN_ROWS = "rows_normalised_by_own_rank"
-GRADIENT: Question = "replayed gradient"
 RATE: Question = "replayed rate"
 WEIGHT: Question = "replayed weights"
 MICRO_BATCHES: Question = "replayed micro-batches"
-
-
-def coarser_of(ranks: Ranks) -> float:
-    """Returns how much coarser than float32's the bounds of a script are."""
-    first = ranks[0].steps[0]
-    return max(COARSER.get(dtype, 1.0) for dtype in [*first.dtypes, *first.computed] or ["float32"])
 
 
 def not_replayed(why: Message) -> Finding:
@@ -99,74 +89,172 @@ def _gradients(
     sizes: Sequence[int],
 ) -> Finding:
     """Compares the gradients of each step, until one is another one. sizes: numbers of replicas, and of ranks."""
-    distances, first, coarser = list[float](), 0.0, coarser_of(ranks)
-    for step in range(len(one_process.steps)):
-        gradients, replayed = StepGradients.read(record, ranks, step), _before_clipping(replay, step)
-        if not gradients.names:
-            continue
-        if by_optimizer := reduced_by_optimizer(gradients, ranks, step):
-            gradients = gradients.as_mean()
-        if broken := gradients.not_finite():
-            said = message("gradient_of_rank_not_finite", parameter=broken[1], rank=broken[0], step=step)
-            return not_replayed(said)
-        scale = (ranks[0].steps[step].scale or 1.0) / (one_process.steps[step].scale or 1.0)
-        replayed = {name: gradient * scale for name, gradient in replayed.items()}
-        if missing := [name for name in gradients.names if name not in replayed]:
-            return not_replayed(message("replay_has_no_gradient", parameter=missing[0]))
-        recorded, calls = gradients.reduced[0], ranks[0].steps[step].calls
-        apart = {name: recorded[name] - replayed[name] for name in gradients.names}
-        size = norm_of_all(recorded, gradients.names)
-        # Rounding is relative to the terms before they cancel, and to the size of the whole gradient at most.
-        added_up = {name: gradients.size_of_parts(name) * abs(gradients.factor) for name in gradients.names}
-        off = {name: norm(apart[name]) / max(added_up[name], TOLD_APART * size) for name in gradients.names}
-        name = max(off, key=lambda parameter: off[parameter])
-        inside = calls > 1  # the last call of a closure, at weights inside of the step
-        bound = (LATER_STEPS_APART if step or inside else FIRST_STEP_APART) * coarser
-        first = off[name] if not distances else first
-        distances.append(norm_of_all(apart, gradients.names) / (size or 1.0) / coarser)
-        if off[name] > bound and inside:
-            said = message("closure_gradient_apart", step=step, distance=off[name], parameter=name, calls=calls)
-            return Finding(GRADIENT, "unknown", said)
-        if off[name] > bound and gradients.is_compressed:
-            return Finding(GRADIENT, "unknown", message("gradients_compressed_by_hook", step=step))
-        if not math.isfinite(off[name]):
-            return Finding(GRADIENT, "unknown", message("replayed_gradient_not_finite", parameter=name, step=step))
-        if off[name] > bound and scale != 1.0:
-            scales = [step_record.steps[step].scale for step_record in (ranks[0], one_process)]
-            said = message("scaler_skips_other_steps", step=step, recorded=scales[0], replayed=scales[1])
-            return Finding(GRADIENT, "unknown", said)
-        if off[name] > bound and (grown := grown_rounding(distances, step)):
-            return grown
-        if off[name] > bound:
-            came_apart = any(
-                distance > FIRST_STEP_APART for distance in distances[1:-1]
-            )  # and the gradients were within the bound until now
-            cause = message("steps_come_apart")
-            if not came_apart:
-                cause = _cause(ranks, step, gradients, replayed, sizes=sizes, in_turn=result.feed == "in turn")
-                # Where other weights of the ranks give one process's gradient, gathers and negatives are not the cause.
-                if not gradients.shares_in(replayed):
-                    cause = _of_contrast(ranks, one_process, step, cause) or cause
-                if cause.id == "later_gradients_apart" and by_optimizer:
-                    cause = message("optimizer_adds_gradients_up")
-            return differs(
-                GRADIENT,
-                "gradient against one process",
-                cause,
-                step=step,
-                tensor=name,
-                expected=message("a_norm", norm=norm(replayed[name])),
-                found=message("a_norm", norm=norm(recorded[name])),
-            )
-        if finding := _clipped(gradients, replay, step, bound):
-            return finding
+    steps = _steps(ranks, one_process, record, replay, sizes=sizes, in_turn=result.feed == "in turn")
+    finding, distance = first_difference(steps, coarser_of(ranks))
+    if finding:
+        return finding
     fed = message("fed_by_rank") if result.feed == "by rank" else message("fed_as_one")
     if result.feed == "in turn":
         fed = message("fed_in_turn")
     means = message("mean_losses_were_averaged") if result.means else None
     return Finding(
-        GRADIENT, "right", message("gradient_of_one_process", distance=first, fed=fed, means=means, told=None)
+        GRADIENT, "right", message("gradient_of_one_process", distance=distance, fed=fed, means=means, told=None)
     )
+
+
+def _steps(
+    ranks: Ranks, one_process: ScriptRecord, record: Record, replay: Record, *, sizes: Sequence[int], in_turn: bool
+) -> Iterator[StepAgainstOne | Finding]:
+    """Yields each step whose gradients are known; a finding in place of one that cannot be compared."""
+    for number in range(len(one_process.steps)):
+        gradients, arrays = StepGradients.read(record, ranks, number), replay.arrays(STEP.format(number))
+        if not gradients.names:
+            continue
+        if by_optimizer := reduced_by_optimizer(gradients, ranks, number):
+            gradients = gradients.as_mean()
+        if broken := gradients.not_finite():
+            rank, name = broken
+            yield not_replayed(message("gradient_of_rank_not_finite", parameter=name, rank=rank, step=number))
+            return
+        replayed = before_clipping(arrays)
+        if missing := [name for name in gradients.names if name not in replayed]:
+            yield not_replayed(message("replay_has_no_gradient", parameter=missing[0]))
+            return
+        scale = (ranks[0].steps[number].scale or 1.0) / (one_process.steps[number].scale or 1.0)
+        replayed = {name: replayed[name] * scale for name in gradients.names}
+        yield _ReplayedStep(
+            ranks=ranks,
+            one_process=one_process,
+            number=number,
+            gradients=gradients,
+            replayed=replayed,
+            taken=of_kind(arrays, TAKEN),
+            scale=scale,
+            sizes=sizes,
+            in_turn=in_turn,
+            by_optimizer=by_optimizer,
+        )
+
+
+@dataclass(frozen=True)
+class _ReplayedStep:
+    """One step of the ranks, and what one process has computed of their batches."""
+
+    ranks: Ranks
+    one_process: ScriptRecord
+
+    number: int
+    """The number of the step."""
+
+    gradients: StepGradients
+    """The gradients of the ranks."""
+
+    replayed: Mapping[str, Array]
+    """The gradients of one process, before anything clipped them: parameter -> gradient."""
+
+    taken: Mapping[str, Array]
+    """The gradients that the optimizer of one process took: parameter -> gradient."""
+
+    scale: float
+    """The factor of the ranks' gradient scaler, as a multiple of the factor in one process."""
+
+    sizes: Sequence[int]
+    """The number of replicas, and of ranks."""
+
+    in_turn: bool
+    """Whether one process has taken the ranks' batches one after the other, as micro-batches."""
+
+    by_optimizer: bool
+    """Whether the optimizer reduces the gradients itself."""
+
+    @cached_property
+    def before(self) -> GradientComparison:
+        names, reduced = self.gradients.names, self.gradients.reduced[0]
+        # Rounding is relative to the terms before they cancel, and to the size of the whole gradient at most.
+        least, factor = TOLD_APART * norm_of_all(reduced, names), abs(self.gradients.factor)
+        sizes = {(0, name): max(self.gradients.size_of_parts(name) * factor, least) for name in names}
+        return GradientComparison({0: reduced}, {0: self.replayed}, self._bound, sizes)
+
+    @cached_property
+    def after(self) -> GradientComparison | None:
+        if not self.gradients.clipped:
+            return None
+        wanted = {name: self.taken[name] for name in self.gradients.names}
+        sizes = dict.fromkeys([(0, name) for name in wanted], norm_of_all(wanted, [*wanted]))
+        return GradientComparison({0: self.gradients.taken[0]}, {0: wanted}, self._bound, sizes)
+
+    @property
+    def _bound(self) -> float:
+        # The last call of a closure has the weights inside of the step.
+        return bound_of_step(coarser_of(self.ranks), is_later=self.number > 0 or self._calls > 1)
+
+    @property
+    def _calls(self) -> int:
+        return self.ranks[0].steps[self.number].calls
+
+    def not_judged(self) -> Message | None:
+        if self._calls > 1:
+            fields = {"distance": self.before.worst, "parameter": self.before.furthest[1], "calls": self._calls}
+            return message("closure_gradient_apart", step=self.number, **fields)
+        if self.gradients.is_compressed:
+            return message("gradients_compressed_by_hook", step=self.number)
+        if self.scale != 1.0:
+            recorded, replayed = (record.steps[self.number].scale for record in (self.ranks[0], self.one_process))
+            return message("scaler_skips_other_steps", step=self.number, recorded=recorded, replayed=replayed)
+        return None
+
+    def gradient_finding(self, cause: Message | None) -> Finding:
+        return self._finding(self.before, "gradient against one process", cause or self._cause())
+
+    def clipping_finding(self, after: GradientComparison) -> Finding:
+        return self._finding(after, "clipped gradient against one process", message("clipping_depends_on_ranks"))
+
+    def _finding(self, comparison: GradientComparison, quantity: str, cause: Message) -> Finding:
+        holder = comparison.furthest
+        return comparison.difference(GRADIENT, quantity, cause, step=self.number, holder=holder, rank=None)
+
+    def _cause(self) -> Message:
+        """Returns why the ranks' gradient is not that of one process."""
+        cause = self._tried_cause()
+        # Where other weights of the ranks give one process's gradient, gathers and negatives are not the cause.
+        if not self.gradients.shares_in(self.replayed):
+            cause = _of_contrast(self.ranks, self.one_process, self.number, cause) or cause
+        if cause.id == "later_gradients_apart" and self.by_optimizer:
+            return message("optimizer_adds_gradients_up")
+        return cause
+
+    def _tried_cause(self) -> Message:
+        """Returns the first mistake that was tried, and gives the ranks' gradient; else what is known of it."""
+        ranks, gradients, names = self.ranks, self.gradients, self.gradients.names
+        recorded, replayed = (
+            np.concatenate([arrays[name] for name in names]) for arrays in (gradients.reduced[0], self.replayed)
+        )
+        factor, left = multiple_of(recorded, replayed)
+        # A gradient that is nearly one process's may differ in some elements alone, which no factor explains.
+        if factor and left <= min(TOLD_APART * norm(recorded), LEFT_BY_FACTOR * norm(recorded - replayed)):
+            return self._cause_of_factor(factor)
+        if weighed := gradients.shares_in(self.replayed):
+            number, shares = weighed
+            micro_batches = [rank.steps[self.number].micro_batches[number : number + 1] for rank in ranks]
+            if all(micro_batches) and are_of_numbers(micro_batches, np.array(shares)[:, None]):
+                return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in shares])
+        if _are_even(ranks, self.number):
+            return message("later_gradients_apart") if self.number else message("loss_depends_on_ranks")
+        counts = [len(rank.steps[self.number].micro_batches) for rank in ranks]
+        if len(set(counts)) > 1:
+            return message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
+        return message("mean_of_rank_means_or_a_term")
+
+    def _cause_of_factor(self, factor: float) -> Message:
+        """Returns why the ranks' gradient is so many times that of one process."""
+        for size in self.sizes:
+            if is_times(factor, 1 / size) and self.in_turn:
+                return message("accumulation_not_divided_in_one_process", ranks=size)
+            if is_times(factor, 1 / size):
+                return message("gradient_divided_by_the_ranks", ranks=size, told=None)
+            if is_times(factor, size):
+                return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
+        return message("loss_is_scaled", factor=factor, told=None)
 
 
 def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding | None:
@@ -179,84 +267,6 @@ def _clipped_by_engine(rank: ScriptRecord, one_process: ScriptRecord) -> Finding
     found, expected = (next(iter(sorted(filter(None, values))), 0.0) for values in limits)
     cause = message("clipping_depends_on_ranks")
     return differs(GRADIENT, "limit of clipping", cause, step=0, expected=expected, found=found)
-
-
-def grown_rounding(distances: Sequence[float], step: int) -> Finding | None:
-    """Returns that a step cannot be judged where the distances of the steps so far begin at the size of rounding and
-    grow by no more than ROUNDING_GROWS a step.
-
-    Training makes rounding grow that fast; a mistake has its whole size at the step that makes it.
-    """
-    grown = [max(distance, FLOAT32_ROUNDING) for distance in distances]
-    slowly = all(after <= ROUNDING_GROWS * before for before, after in pairwise(grown))
-    if len(distances) <= 2 or distances[0] > FIRST_ROUNDING or not slowly:
-        return None
-    shown = [float(f"{distance:.0e}") for distance in distances[-4:]]
-    return Finding(GRADIENT, "unknown", message("rounding_grows", steps=step, distances=shown))
-
-
-def _clipped(gradients: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
-    """Returns the mistake where gradients that were the same differ after the script has clipped or changed them."""
-    recorded, replayed = gradients.taken[0], of_kind(replay.arrays(STEP.format(step)), TAKEN)
-    off = {name: norm(recorded[name] - replayed[name]) for name in gradients.names}
-    name = max(off, key=lambda parameter: off[parameter])
-    if not gradients.clipped or off[name] <= bound * norm_of_all(replayed, gradients.names):
-        return None
-    cause = message("clipping_depends_on_ranks")
-    return differs(
-        GRADIENT,
-        "clipped gradient against one process",
-        cause,
-        step=step,
-        tensor=name,
-        expected=message("a_norm", norm=norm(replayed[name])),
-        found=message("a_norm", norm=norm(recorded[name])),
-    )
-
-
-def _before_clipping(replay: Record, step: int) -> dict[str, Array]:
-    arrays: Mapping[str, Array] = replay.arrays(STEP.format(step))
-    return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
-
-
-def _cause(
-    ranks: Ranks,
-    step: int,
-    gradients: StepGradients,
-    of_one_process: Mapping[str, Array],
-    *,
-    sizes: Sequence[int],
-    in_turn: bool,
-) -> Message:
-    """Returns why the ranks' gradient is not that of one process: first what was tried, and gives it."""
-    pair = (gradients.reduced[0], of_one_process)
-    recorded, replayed = (np.concatenate([arrays[name] for name in gradients.names]) for arrays in pair)
-    factor, left = multiple_of(recorded, replayed)
-    size = next(
-        (size for size in sizes if any(abs(factor / divisor - 1) <= TOLD_APART for divisor in (size, 1 / size))),
-        sizes[0],
-    )
-    # A gradient that is nearly one process's may differ in some elements alone, which no factor explains.
-    if factor and left <= min(TOLD_APART * norm(recorded), LEFT_BY_FACTOR * norm(recorded - replayed)):
-        is_fraction, is_multiple = abs(factor * size - 1) <= TOLD_APART, abs(factor / size - 1) <= TOLD_APART
-        if in_turn and is_fraction:
-            return message("accumulation_not_divided_in_one_process", ranks=size)
-        if is_fraction:
-            return message("gradient_divided_by_the_ranks", ranks=size, told=None)
-        if is_multiple:
-            return message("gradient_multiplied_by_the_ranks", ranks=size, told=None)
-        return message("loss_is_scaled", factor=factor, told=None)
-    if weighed := gradients.shares_in(of_one_process):
-        number, shares = weighed
-        micro_batches = [rank.steps[step].micro_batches[number : number + 1] for rank in ranks]
-        if all(micro_batches) and are_of_numbers(micro_batches, np.array(shares)[:, None]):
-            return message("mean_of_rank_means", ranks=len(ranks), shares=[round(share, 4) for share in shares])
-    if _are_even(ranks, step):
-        return message("later_gradients_apart") if step else message("loss_depends_on_ranks")
-    counts = [len(rank.steps[step].micro_batches) for rank in ranks]
-    if len(set(counts)) > 1:
-        return message("micro_batch_skipped_on_some_ranks", micro_batches=counts)
-    return message("mean_of_rank_means_or_a_term")
 
 
 def _of_contrast(ranks: Ranks, one_process: ScriptRecord, step: int, cause: Message) -> Message | None:

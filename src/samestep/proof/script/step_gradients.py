@@ -9,6 +9,7 @@ import numpy as np
 
 from samestep.bounds import (
     CLIP_EPS,
+    COARSER,
     LEFT_BY_ROUNDING,
     LEFT_BY_WEIGHTS,
     REDUCED_APART,
@@ -27,6 +28,17 @@ def reduced_apart(dtypes: Sequence[str]) -> float:
     """Returns how far a reduced gradient may be from the sum of what the ranks computed, relative. dtypes: of the
     parameters; none: float32."""
     return max(REDUCED_APART_IN.get(dtype, REDUCED_APART) for dtype in dtypes or ["float32"])
+
+
+def coarser_of(ranks: Ranks) -> float:
+    """Returns how much coarser than float32's the bounds of a script are."""
+    first = ranks[0].steps[0]
+    return max(COARSER.get(dtype, 1.0) for dtype in [*first.dtypes, *first.computed] or ["float32"])
+
+
+def before_clipping(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the gradients of a step as they were before anything clipped them, of the arrays of that step."""
+    return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
 
 
 def clipping_factor(limit: float, norm_of_gradients: float) -> float:

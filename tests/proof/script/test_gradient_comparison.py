@@ -1,4 +1,4 @@
-"""Gradients of ranks that share out a model, against one process's."""
+"""Gradients that ranks have, beside those that they are to have."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from said import says
-from samestep.proof.script.by_hand_gradients import Compared
-
-DIVISION: Any = None  # of which parts, matters for causes alone
+from samestep.proof.script.gradient_comparison import GradientComparison
 
 
-def compared(one_process: dict[str, Any], held: dict[str, Any]) -> Compared:
+def compared(one_process: dict[str, Any], held: dict[str, Any]) -> GradientComparison:
     arrays = [{name: np.array(value, dtype=float) for name, value in given.items()} for given in (held, one_process)]
-    recorded, wanted = ({0: of_rank} for of_rank in arrays)
-    return Compared.of(DIVISION, recorded, wanted, bound=1e-3, rounding=1e-7)
+    found, wanted = ({0: of_rank} for of_rank in arrays)
+    return GradientComparison.without_zeros(found, wanted, 1e-3, rounding=1e-7)
 
 
 def test_rounding_of_zero_is_not_compared_and_a_small_gradient_is() -> None:
