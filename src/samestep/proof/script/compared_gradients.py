@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from samestep.bounds import (
     FIRST_LOSS_APART,
     FIRST_STEP_APART,
@@ -21,8 +19,9 @@ from samestep.bounds import (
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.fit import norm
-from samestep.proof.script.record_pair import RecordPair, shared_arrays
-from samestep.proof.script.step_gradients import coarser_of, norm_of_all
+from samestep.proof.script.gradient_comparison import GradientComparison, Holder
+from samestep.proof.script.record_pair import RecordPair
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.findings import Finding
 from samestep.records.script import StepRecord
 
@@ -53,68 +52,61 @@ def gradients(pair: RecordPair) -> list[Finding]:
 
 def _gradient(pair: RecordPair) -> tuple[int, Finding]:
     """Returns the number of the step that differs, or of all that were compared, and the answer."""
-    worst, at_first, compared = 0.0, 0.0, 0
+    distances = list[float]()
     for number in range(pair.steps):
-        step = pair.since + number
-        first, second = pair.taken(number)
-        names = shared_arrays(first, second)
-        if not names or len(names) < max(len(first), len(second)):
+        step, compared = pair.since + number, pair.compared(number, bound_of(pair, number))
+        if compared is None:
             continue
-        if any(not np.isfinite(arrays[name]).all() for arrays in (first, second) for name in names):
+        if compared.not_finite(step):
             return number, Finding("gradient", "unknown", message("compared_gradient_not_finite", step=step))
-        compared += 1
-        size = norm_of_all(first, names) or 1.0
-        off = {name: norm(first[name] - second[name]) for name in names}
-        name = max(off, key=lambda parameter: off[parameter])
-        worst = max(worst, off[name] / size)
-        at_first = at_first if number else worst
-        if off[name] <= bound_of(pair, number) * size:
-            coarser, alone = coarser_of(pair.first), [name for name in names if pair.begins_alike(number)]
-            apart = [name for name in alone if off[name] > OF_ITS_OWN_NORM * coarser * norm(first[name])]
-            apart = [name for name in apart if norm(first[name]) > PART_OF_WHOLE * coarser * size]
-            if not apart:
-                continue
-            name = apart[0]
-        expected, found = (message("a_norm", norm=norm(arrays[name])) for arrays in (first, second))
+        distances.append(compared.worst)
+        holder = compared.furthest if compared.apart else _apart_by_itself(pair, compared, number)
+        if holder is None:
+            continue
         if _only_clipped(pair, number):
             cause = message("same_gradient_clipped_otherwise")
-            said = differs("clipping", "gradient", cause, step=step, tensor=name, expected=expected, found=found)
-            return number, said
+            return number, compared.difference("clipping", "gradient", cause, step=step, holder=holder, rank=None)
         cause = _cause(pair, number)
-        return number, differs("gradient", "gradient", cause, step=step, tensor=name, expected=expected, found=found)
-    if not compared:
+        return number, compared.difference("gradient", "gradient", cause, step=step, holder=holder, rank=None)
+    if not distances:
         return 0, Finding("gradient", "unknown", message("no_step_has_all_gradients"))
-    if not worst:
+    if not any(distances):
         return pair.steps, Finding("gradient", "right", message("gradients_bitwise_the_same"))
-    return pair.steps, Finding("gradient", "right", message("gradients_are_close", first=at_first, worst=worst))
+    said = message("gradients_are_close", first=distances[0], worst=max(distances))
+    return pair.steps, Finding("gradient", "right", said)
+
+
+def _apart_by_itself(pair: RecordPair, compared: GradientComparison, number: int) -> Holder | None:
+    """Returns a parameter whose gradient is another one beside its own norm, where a step begins with the same bits and
+    this gradient is no rounding of all of them."""
+    coarser = coarser_of(pair.first)
+    for holder, distance in compared.distances.items() if pair.begins_alike(number) else ():
+        size, own_norm = compared.sizes[holder], norm(compared.pair(*holder)[0])
+        is_apart = distance * size > OF_ITS_OWN_NORM * coarser * own_norm
+        if is_apart and own_norm > PART_OF_WHOLE * coarser * size:
+            return holder
+    return None
 
 
 def _only_clipped(pair: RecordPair, number: int) -> bool:
     """Returns whether the gradients of a step were the same before they were clipped."""
-    first, second = pair.unclipped(number)
-    steps = pair.steps_of_rank_0(number)
-    names = shared_arrays(first, second)
-    if pair.since or not any(step.clips for step in steps) or not names:
+    compared = pair.compared(number, before_clipping=True)
+    if pair.since or compared is None or not any(step.clips for step in pair.steps_of_rank_0(number)):
         return False
-    off = norm_of_all({name: first[name] - second[name] for name in names}, names)
-    return off <= bound_of(pair, number) * (norm_of_all(first, names) or 1.0)
+    return compared.distance_of_all <= bound_of(pair, number)
 
 
 def _before_clipping(pair: RecordPair) -> tuple[int, Finding] | None:
     """Finds gradients that clipping alone makes the same: a loss that is twice as large, where each of these steps
     reaches the limit. Later steps may not."""
     for number in range(pair.steps):
-        first, second = pair.clipped(number)
-        names = shared_arrays(first, second)
-        off = {name: norm(first[name] - second[name]) for name in names}
-        if math.hypot(*off.values()) <= bound_of(pair, number) * (norm_of_all(first, names) or 1.0):
+        compared = pair.compared(number, before_clipping=True)
+        # A script that clips by its own code has no gradients before it.
+        if compared is None or not all(pair.clipped(number)) or compared.distance_of_all <= bound_of(pair, number):
             continue
-        name = max(names, key=lambda parameter: off[parameter])
-        expected, found = (message("a_norm", norm=norm(arrays[name])) for arrays in (first, second))
-        cause = message("clipping_hides_another_gradient")
-        what = "gradient before clipping"
-        said = differs("gradient", what, cause, step=number, tensor=name, expected=expected, found=found)
-        return number, said
+        cause, what = message("clipping_hides_another_gradient"), "gradient before clipping"
+        holder = compared.furthest
+        return number, compared.difference("gradient", what, cause, step=number, holder=holder, rank=None)
     return None
 
 

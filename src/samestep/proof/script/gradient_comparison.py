@@ -105,7 +105,7 @@ class GradientComparison:
         """How far all gradients together are from the wanted ones, relative to their norm."""
         pairs = [self.pair(*holder) for holder in self.distances]
         off = math.sqrt(sum(norm(found - wanted) ** 2 for wanted, found in pairs))
-        return off / (math.sqrt(sum(norm(found) ** 2 for _, found in pairs)) or 1.0)
+        return off / (math.sqrt(sum(norm(wanted) ** 2 for wanted, _ in pairs)) or 1.0)
 
     @property
     def names(self) -> list[str]:

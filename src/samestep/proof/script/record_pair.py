@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from samestep.proof.script.findings import Ranks, common_steps
-from samestep.proof.script.fit import Array, norm
+from samestep.proof.script.fit import Array
+from samestep.proof.script.gradient_comparison import GradientComparison
 from samestep.proof.script.matching import Names, matched, renamed, with_names
 from samestep.proof.script.step_gradients import arrays_of_ranks, norm_of_all, whole_gradients
 from samestep.records.record import Record
@@ -151,15 +151,21 @@ class RecordPair:
         """Returns whether a step begins with the same bits of weights in both."""
         return number <= self.same_bits and self.first[0].start == self.second[0].start and not self.since
 
-    def _distance(self, number: int) -> float | None:
-        first, second = self.taken(number)
+    def compared(
+        self, number: int, bound: float = math.inf, *, before_clipping: bool = False
+    ) -> GradientComparison | None:
+        """Returns what the optimizers took in these steps, compared relative to all of it; None where the steps have
+        gradients of other parameters. before_clipping: as it was before anything was clipped."""
+        first, second = self.unclipped(number) if before_clipping else self.taken(number)
         names = shared_arrays(first, second)
         if not names or len(names) < max(len(first), len(second)):
             return None
-        if any(not np.isfinite(gradients[name]).all() for gradients in (first, second) for name in names):
-            return None
-        size = norm_of_all(first, names) or 1.0
-        return max(norm(first[name] - second[name]) for name in names) / size
+        sizes = dict.fromkeys([(0, name) for name in names], norm_of_all(first, names) or 1.0)
+        return GradientComparison({0: second}, {0: {name: first[name] for name in names}}, bound, sizes)
+
+    def _distance(self, number: int) -> float | None:
+        compared = self.compared(number)
+        return None if compared is None or compared.not_finite(number) else compared.worst
 
     def named_in_second(self, name: str) -> str:
         """Returns the second's own name of one of the first's parameters."""
