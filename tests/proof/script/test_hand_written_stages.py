@@ -97,6 +97,22 @@ def test_stages_are_clipped_by_the_norm_of_all(
     assert finding and (finding.answer, finding.message.id) == (answer, said)
 
 
+def test_a_stage_that_clips_nothing_beside_one_that_does_is_clipped_by_its_own_norm(tmp_path: Path) -> None:
+    ranks = clipped(tmp_path, (0.2, 1.0))
+    idle = replace(ranks[1], steps=[replace(ranks[1].steps[0], clips=[])])
+    finding = clipped_together([[ranks[0]], [idle]], Record(tmp_path))
+    assert finding and (finding.answer, finding.message.id) == ("differs", "clipped_by_stage_norms")
+
+
+def test_a_norm_that_one_process_has_counts_in_place_of_that_of_the_records(tmp_path: Path) -> None:
+    ranks = clipped(tmp_path, (0.2, 0.2))
+    answers = [clipped_together([[of] for of in ranks], Record(tmp_path), {0: norm}) for norm in (5.0, 7.0)]
+    assert [finding.message.id for finding in answers if finding] == [
+        "clipped_by_the_whole_norm",
+        "clipped_by_another_norm",
+    ]
+
+
 def test_a_tied_parameter_counts_once_or_on_each_stage(tmp_path: Path) -> None:
     ranks = clipped(tmp_path, (0.5, 0.5))
     for number in range(2):

@@ -107,7 +107,7 @@ def _of_evaluation_mode(finding: Finding) -> Finding:
 def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
     """Answers the questions that depend on what the ranks are to each other."""
     if layout.pipeline:
-        return pipeline_findings(ranks, record, layout.pipeline, lambda: _stage_findings(layout.stages, record))
+        return pipeline_findings(ranks, record, layout.pipeline, layout.stages, _stage_findings)
     if layout.tensors:
         return _divided_findings(ranks, layout.tensors, record)
     if layout.kind == "stages":

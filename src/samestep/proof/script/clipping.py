@@ -4,7 +4,7 @@ ranks."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from samestep.bounds import CLIPPED_APART, CLIPPED_APART_BY_SUMS, SMALLEST_FLOAT32
 from samestep.message import Message, message
@@ -94,23 +94,32 @@ def _clipped_norms(step: int, clips: Sequence[ClipRecord], record: Record, ranks
 # Ranks that share out a model: one norm of all gives them one factor
 
 
-def clipped_together(stages: Sequence[Ranks], record: Record) -> Finding | None:
+def clipped_together(
+    stages: Sequence[Ranks], record: Record, norms: Mapping[int, float] | None = None
+) -> Finding | None:
     """Answers 'clipping' of stages that torch's functions clip by a norm, which is to be that of all stages. None where
-    no step is clipped so on each stage."""
+    no step is clipped so on each stage.
+
+    norms: step -> the norm of all stages, as one process has it; None: what the stages have recorded says it.
+    """
     limits, reached, close = list[float](), 0, CLIPPED_APART * coarser_of(stages[0])
-    for step in common_steps([rank for stage in stages for rank in stage]):
-        known = _factors([stage[0] for stage in stages], record, step)
+    ranks = [*{rank.rank: rank for stage in stages for rank in stage}.values()]
+    for step in common_steps(ranks):
+        known = _factors(ranks, record, step)
         if known is None:
             continue
-        limits.append(stages[0][0].steps[step].clips[0].limit or 0.0)
+        limits.append(next(clip.limit or 0.0 for rank in ranks for clip in rank.steps[step].clips))
         reached += min(known) < 1 - CLIPPED_APART_BY_SUMS
         apart = _first_apart(known, close)
         if apart is not None:
             cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known])
-            return _another_factor(cause, step, stages[apart], known[0], known[apart])
-        wanted = _factor_of_all(stages, record, step, limits[-1])
+            return _another_factor(cause, step, ranks[apart], known[0], known[apart])
+        if norms is None:
+            wanted = _factor_of_all(stages, record, step, limits[-1])
+        else:
+            wanted = clipping_factor(limits[-1], norms[step]) if step in norms else None
         if wanted is not None and _are_apart(known[0], wanted, CLIPPED_APART_BY_SUMS):
-            return _another_factor(message("clipped_by_another_norm"), step, stages[0], wanted, known[0])
+            return _another_factor(message("clipped_by_another_norm"), step, ranks[0], wanted, known[0])
     if not limits:
         return None
     if not reached:
@@ -137,11 +146,13 @@ def clipped_apart(layout: ByHand, axis: str, ranks: Ranks, record: Record) -> Fi
 
 
 def _factors(ranks: Ranks, record: Record, step: int) -> list[float] | None:
-    """Returns by what clipping has multiplied each rank's gradients; None where torch's function has not clipped all of
-    them once, by a norm, on each rank."""
-    factors = [factor for rank in ranks if (factor := _factor(rank, record, step)) is not None]
-    clip_once = all(_clips_whole_norm(rank.steps[step]) for rank in ranks)
-    return factors if clip_once and len(factors) == len(ranks) else None
+    """Returns by what clipping has multiplied each rank's gradients: 1 where a rank clips nothing beside others that
+    do. None where torch's function has not clipped all of them once, by a norm, on each rank that clips."""
+    if not any(rank.steps[step].clips for rank in ranks):
+        return None
+    factors = [_factor(rank, record, step) if rank.steps[step].clips else 1.0 for rank in ranks]
+    known = [factor for factor in factors if factor is not None]
+    return known if len(known) == len(ranks) and all(_clips_whole_norm(rank.steps[step]) for rank in ranks) else None
 
 
 def _first_apart(factors: Sequence[float], close: float) -> int | None:
@@ -149,15 +160,15 @@ def _first_apart(factors: Sequence[float], close: float) -> int | None:
     return next((place for place, factor in enumerate(factors) if _are_apart(factor, factors[0], close)), None)
 
 
-def _another_factor(cause: Message, step: int, stage: Ranks, expected: float, found: float) -> Finding:
+def _another_factor(cause: Message, step: int, rank: ScriptRecord, expected: float, found: float) -> Finding:
     quantity = "factor along stage"
-    return differs("clipping", quantity, cause, step=step, rank=stage[0].rank, expected=expected, found=found)
+    return differs("clipping", quantity, cause, step=step, rank=rank.rank, expected=expected, found=found)
 
 
 def _clips_whole_norm(step: StepRecord) -> bool:
-    """Returns whether torch's function has clipped all of a rank's gradients once, by a norm."""
+    """Returns whether torch's function has clipped all of a rank's gradients once, by a norm, or nothing has."""
     by_norm = [clip for clip in step.clips if clip.limit is not None and clip.parameters >= clip.with_gradient]
-    return len(step.clips) == len(by_norm) == 1
+    return len(step.clips) == len(by_norm) <= 1
 
 
 def _are_apart(factor: float, wanted: float, close: float) -> bool:

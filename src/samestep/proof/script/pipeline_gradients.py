@@ -18,9 +18,10 @@ from samestep.bounds import (
 from samestep.message import Message, message
 from samestep.proof.script.findings import Ranks
 from samestep.proof.script.fit import Array, fit, multiple_of, norm
+from samestep.proof.script.step_gradients import before_clipping
 from samestep.records.pipeline_replay import PipelineReplayRecord
 from samestep.records.record import Record
-from samestep.records.script import LOCAL, STEP, TAKEN, UNCLIPPED, of_kind
+from samestep.records.script import LOCAL, STEP, TAKEN, of_kind
 
 Gradients = Mapping[str, Array]
 
@@ -56,7 +57,7 @@ class PipelineGradients:
         columns = [of_kind(arrays, LOCAL.format(number, "")) for number in range(count)]
         of_ranks = [record.arrays(STEP.format(step), rank.rank) for rank in ranks]
         taken = [of_kind(of_rank, TAKEN) for of_rank in of_ranks]
-        before = [{**after, **of_kind(of_rank, UNCLIPPED)} for of_rank, after in zip(of_ranks, taken)]
+        before = [before_clipping(of_rank) for of_rank in of_ranks]
         per_call = next((stage.micro_batches for rank in ranks for stage in rank.stages), chain.micro_batches)
         return cls(chain, columns, before, taken, close, per_call)
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from samestep.bounds import (
-    CLIPPED_APART_BY_SUMS,
     FIRST_STEP_APART,
     LOSS_APART_OF_MEANS,
     LOSS_APART_OF_STAGES,
@@ -22,13 +21,14 @@ from samestep.bounds import (
     TOLD_APART,
 )
 from samestep.message import Message, message
+from samestep.proof.script.clipping import clipped_together
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.proof.script.fit import norm
+from samestep.proof.script.fit import count_in
 from samestep.proof.script.pipeline_gradients import Apart, PipelineGradients
 from samestep.proof.script.replay import not_replayed
-from samestep.proof.script.step_gradients import clipping_factor, coarser_of
+from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.findings import Finding
-from samestep.records.pipeline_replay import PipelineReplayRecord, PipelineReplayStep
+from samestep.records.pipeline_replay import PipelineReplayRecord
 from samestep.records.record import Record
 
 Factors = dict[tuple[int, int], float]  # (rank, stage) -> the factor of its gradients to those of the whole model
@@ -36,8 +36,11 @@ Factors = dict[tuple[int, int], float]  # (rank, stage) -> the factor of its gra
 QUESTIONS = ("gradient", "loss weight", "clipping")
 
 
-def judge_pipeline_replay(chain: PipelineReplayRecord, ranks: Ranks, record: Record, played: Record) -> list[Finding]:
-    """Compares the gradients of each step with the chain's."""
+def judge_pipeline_replay(
+    chain: PipelineReplayRecord, stages: Sequence[Ranks], record: Record, played: Record
+) -> list[Finding]:
+    """Compares the gradients of each step with the chain's. stages: the ranks that hold the same stages."""
+    ranks = sorted((rank for stage in stages for rank in stage), key=lambda rank: rank.rank)
     if why := chain.why_not or _another_loss(chain, ranks):
         return [Finding("gradient", "unknown", message("not_replayed", why=why)), not_replayed(why)]
     close, factors, last = FIRST_STEP_APART * coarser_of(ranks), list[Factors](), list[PipelineGradients]()
@@ -55,11 +58,9 @@ def judge_pipeline_replay(chain: PipelineReplayRecord, ranks: Ranks, record: Rec
                     of_step[rank.rank, stage.index] = factor
         factors.append(of_step)
         last = [gradients]
-        if finding := _clipped(gradients, chain.steps[step], of_step, ranks, step):
-            return [_right_gradient(chain, len(factors)), finding]
     if not any(factors):
         return [Finding("gradient", "unknown", message("no_gradient_seen"))]
-    return [_right_gradient(chain, len(factors)), *_scales(chain, ranks, factors)]
+    return [_right_gradient(chain, len(factors)), *_scales(chain, stages, record, factors)]
 
 
 def _another_loss(chain: PipelineReplayRecord, ranks: Ranks) -> Message | None:
@@ -100,8 +101,11 @@ def _apart(apart: Apart, step: int, chain: PipelineReplayRecord) -> Finding:
 # The factors of the stages
 
 
-def _scales(chain: PipelineReplayRecord, ranks: Ranks, factors: Sequence[Factors]) -> list[Finding]:
+def _scales(
+    chain: PipelineReplayRecord, stages: Sequence[Ranks], record: Record, factors: Sequence[Factors]
+) -> list[Finding]:
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
+    ranks = [rank for stage in stages for rank in stage]
     first = next(of_step for of_step in factors if of_step)
     clipped = any(
         _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > QUOTIENTS_TOLD_APART
@@ -127,7 +131,11 @@ def _scales(chain: PipelineReplayRecord, ranks: Ranks, factors: Sequence[Factors
         step = changed[0] if changed else 0
         said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
         return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
-    findings = [_weight_of_one(chain), _clipping(chain, ranks, factor), _one_process(chain, factors)]
+    norms = {number: abs(factor) * step.norm for number, step in enumerate(chain.steps)}
+    clipping = clipped_together(stages, record, norms) or Finding("clipping", "right", message("nothing_is_clipped"))
+    if clipping.message.id == "nothing_is_clipped" and any(step.clips for rank in ranks for step in rank.steps):
+        clipping = Finding("clipping", "unknown", message("clipped_by_no_one_norm"))
+    findings = [_weight_of_one(chain), clipping, _one_process(chain, factors)]
     return [*findings, *_unequal(chain, ranks)]
 
 
@@ -146,18 +154,15 @@ def _wrong_weight(factor: float, chain: PipelineReplayRecord, near: float) -> Me
 
 def _cause_of_factor(factor: float, chain: PipelineReplayRecord) -> Message:
     micro_batches, replicas = chain.micro_batches, len(chain.replicas)
-
-    def is_near(number: float) -> bool:
-        return abs(factor / number - 1) <= TOLD_APART
-
-    if is_near(micro_batches):
-        return message("micro_batches_never_divided", micro_batches=micro_batches)
-    if is_near(1 / micro_batches):
-        return message("micro_batches_divided_twice", micro_batches=micro_batches)
-    if replicas > 1 and is_near(replicas):
-        return message("stages_summed_over_replicas", replicas=replicas)
-    if replicas > 1 and is_near(1 / replicas):
-        return message("stages_divided_by_replicas_again", replicas=replicas)
+    match count_in(factor, {"micro_batches": micro_batches, "replicas": replicas}):
+        case "micro_batches", True:
+            return message("micro_batches_never_divided", micro_batches=micro_batches)
+        case "micro_batches", False:
+            return message("micro_batches_divided_twice", micro_batches=micro_batches)
+        case "replicas", True:
+            return message("stages_summed_over_replicas", replicas=replicas)
+        case "replicas", False:
+            return message("stages_divided_by_replicas_again", replicas=replicas)
     return message("loss_is_scaled", factor=factor, told=None)
 
 
@@ -186,64 +191,6 @@ def _unequal(chain: PipelineReplayRecord, ranks: Ranks) -> list[Finding]:
 
 
 # Clipping
-
-
-def _clipping(chain: PipelineReplayRecord, ranks: Ranks, scale: float) -> Finding:
-    """Judges clipping that no step contradicts: it has shown by which norm it is only where the limit was reached."""
-    limits = [(n, clip.limit) for rank in ranks for n, step in enumerate(rank.steps) for clip in step.clips]
-    if not limits:
-        return Finding("clipping", "right", message("nothing_is_clipped"))
-    reached = {n for n, limit in limits if limit is None or limit < abs(scale) * chain.steps[n].norm}
-    if not reached:
-        return Finding("clipping", "unknown", message("no_step_reached_the_limit", limit=limits[0][1]))
-    return Finding("clipping", "right", message("clipped_by_the_whole_norm", steps=len(reached)))
-
-
-def _clipped(
-    gradients: PipelineGradients, step: PipelineReplayStep, factors: Factors, ranks: Ranks, number: int
-) -> Finding | None:
-    """Finds a rank that torch's functions have clipped by another norm than that of all stages."""
-    for rank in ranks:
-        limits = [clip.limit for clip in rank.steps[number].clips if clip.limit is not None]
-        if len(set(limits)) != 1 or not factors:
-            continue
-        limit, scale = limits[0], _first(factors)
-        names = [name for stage in rank.stages for name in gradients.judged(rank.rank, stage.index)]
-        before, taken = gradients.before[rank.rank], gradients.taken[rank.rank]
-        ratios = {name: norm(taken[name]) / norm(before[name]) for name in names if norm(before[name])}
-        wanted = clipping_factor(limit, abs(scale) * step.norm)
-        name, ratio = max(ratios.items(), key=lambda item: abs(item[1] / wanted - 1), default=("", wanted))
-        if abs(ratio / wanted - 1) <= CLIPPED_APART_BY_SUMS:
-            continue
-        own_norm = math.sqrt(
-            sum(step.norms[n] ** 2 for stage in rank.stages for n in gradients.chain.stages[stage.index])
-        )
-        is_own = any(
-            abs(ratio / clipping_factor(limit, abs(scale) * total_norm) - 1) <= CLIPPED_APART_BY_SUMS
-            for total_norm in _norms_of(own_norm, step, gradients)
-        )
-        cause = (
-            message("clipped_by_stage_norms", factors=[round(ratio, 4)])
-            if is_own
-            else message("clipped_by_another_norm")
-        )
-        return differs(
-            "clipping",
-            "factor along stage",
-            cause,
-            step=number,
-            tensor=name,
-            rank=rank.rank,
-            expected=wanted,
-            found=ratio,
-        )
-    return None
-
-
-def _norms_of(own_norm: float, step: PipelineReplayStep, gradients: PipelineGradients) -> list[float]:
-    """Returns the norms by which a rank may clip: of all that it holds, and of each stage."""
-    of_stages = [math.sqrt(sum(step.norms.get(n, 0.0) ** 2 for n in names)) for names in gradients.chain.stages]
-    return [own_norm, *of_stages]
 
 
 def _clipped_by_hand(chain: PipelineReplayRecord, ranks: Ranks, factors: Sequence[Factors]) -> Finding | None:

@@ -24,17 +24,24 @@ OF_THE_CHAIN = {"gradient", "loss weight", "clipping"}
 
 
 def pipeline_findings(
-    ranks: Ranks, record: Record, layout: PipelineLayout, of_stages: Callable[[], list[Finding]]
+    ranks: Ranks,
+    record: Record,
+    layout: PipelineLayout,
+    stages: Sequence[Ranks],
+    of_stages: Callable[[Sequence[Ranks], Record], list[Finding]],
 ) -> list[Finding]:
-    """Answers the questions about a pipeline. of_stages: returns the answers of each stage's ranks by themselves."""
+    """Answers the questions about a pipeline.
+
+    stages: the ranks that hold the same stages. of_stages: returns the answers of each stage's ranks by themselves.
+    """
     along_stages = {f.question: f for check in CHECKS if (f := check(ranks, layout))}
-    findings = [_with_axis(finding, layout) for finding in of_stages()]
+    findings = [_with_axis(finding, layout) for finding in of_stages(stages, record)]
     path = record.folder / CHAIN_FOLDER / CHAIN
     if layout.missing or not path.exists():
         of_chain = [not_replayed(layout.missing or message("chain_was_not_played"))]
     else:
         of_chain = judge_pipeline_replay(
-            read(PipelineReplayRecord, path), ranks, record, Record(record.folder / CHAIN_FOLDER)
+            read(PipelineReplayRecord, path), stages, record, Record(record.folder / CHAIN_FOLDER)
         )
         findings = [finding for finding in findings if finding.question not in OF_THE_CHAIN]
     merged = []

@@ -15,9 +15,9 @@ from samestep.proof.script.findings import Ranks
 from samestep.proof.script.fit import Array, multiple_of, norm
 from samestep.proof.script.layout import TensorLayout
 from samestep.proof.script.losses import losses_of
-from samestep.proof.script.step_gradients import StepGradients, norm_of_all
+from samestep.proof.script.step_gradients import StepGradients, before_clipping, norm_of_all
 from samestep.records.record import Record
-from samestep.records.script import STEP, TAKEN, UNCLIPPED, of_kind
+from samestep.records.script import STEP
 from samestep.records.script_plan import ReplayRecord
 
 
@@ -35,8 +35,7 @@ def cause_within_replica(
     ranks: all. replicas: one record of each replica, whose arrays are in `record`. replay: those of one process.
     """
     gradients = StepGradients.read(record, replicas, step)
-    arrays = replay.arrays(STEP.format(step))
-    replayed = of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
+    replayed = before_clipping(replay.arrays(STEP.format(step)))
     names = [name for name in gradients.names if name in replayed]
     recorded = gradients.reduced[0]
     if factor := _by_norm_of_copies(ranks, layout, names, recorded, replayed):
