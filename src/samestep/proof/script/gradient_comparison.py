@@ -50,8 +50,8 @@ class GradientComparison:
     wanted: Gradients
     """The gradients that they are to have. Those of other parameters are not compared."""
 
-    bound: float
-    """How far a gradient may be from the wanted one, relative to its size."""
+    bound: float = math.inf
+    """How far a gradient may be from the wanted one, relative to its size. Infinite: nothing is apart."""
 
     sizes: Mapping[Holder, float] = field(default_factory=dict)
     """The size of a gradient that its rounding is relative to. Without an entry: its norm, or a small part of the norm

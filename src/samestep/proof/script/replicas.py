@@ -14,7 +14,8 @@ from samestep.message import Message, message
 from samestep.proof.script.assembled import ReplicaRecord
 from samestep.proof.script.copies import Copies, copies_apart, copies_drift_apart
 from samestep.proof.script.findings import Ranks, common_steps, differs
-from samestep.proof.script.fit import Array, multiple_of, norm
+from samestep.proof.script.fit import Array, norm
+from samestep.proof.script.gradient_comparison import GradientComparison
 from samestep.proof.script.gradients import UNEXPLAINED
 from samestep.proof.script.layout import TensorLayout
 from samestep.proof.script.step_gradients import StepGradients, reduced_apart
@@ -198,23 +199,14 @@ def local_norms(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord, step:
     """Returns that each rank has scaled its pieces by a factor of its own, as by the norm of these pieces alone."""
     gradients = StepGradients.read(record, [ranks[number] for number in layout.representatives], step)
     means = gradients.as_mean().reduced[0]
-    factors = []
+    found, wanted = dict[int, dict[str, Array]](), dict[int, dict[str, Array]]()
     for rank in ranks:
         taken = of_kind(record.of_rank(STEP.format(step), rank.rank), TAKEN)
-        rank_factors = []
-        for name, mean in means.items():
-            array = taken.get(name)
-            if array is None or array.size >= BUCKETS or not array.any():
-                continue
-            part = np.where(array != 0, mean, 0.0)
-            factor, left = multiple_of(array, part)
-            if factor <= 0 or left > TOLD_APART * norm(array):
-                return None
-            rank_factors.append(factor)
-        if not rank_factors or max(rank_factors) - min(rank_factors) > TOLD_APART * max(rank_factors):
-            return None
-        factors.append(float(np.median(rank_factors)))
-    if not factors or max(factors) - min(factors) <= TOLD_APART * max(factors):
+        known = {name: taken[name] for name in means if name in taken and taken[name].size < BUCKETS}
+        found[rank.rank] = {name: array for name, array in known.items() if array.any()}
+        wanted[rank.rank] = {name: np.where(array != 0, means[name], 0.0) for name, array in found[rank.rank].items()}
+    factors = GradientComparison(found, wanted).factors_of_ranks()
+    if not factors or min(factors) <= 0 or max(factors) - min(factors) <= TOLD_APART * max(factors):
         return None
     return message(
         "clipped_by_local_norms", axis=layout.axis or layout.data_axis, factors=[round(f, 4) for f in factors]
