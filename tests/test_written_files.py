@@ -14,10 +14,6 @@ OURS = "world/regular_files.py"
 # Calls that go past it: where no other user, and no folder from elsewhere, can have put something. file -> (calls, why)
 BY_THEMSELVES = {
     "commands/api.py": ("pickled.write_bytes", "a new temporary folder"),
-    "commands/check_replay.py": (
-        "(target / entry.name).symlink_to shutil.copy2 target.mkdir target.parent.mkdir target.symlink_to",
-        "the copy of the script's folder: in a new temporary folder, or that of a check, which is new",
-    ),
     "commands/compared_sides.py": ("link.unlink", "a copy in a new temporary folder"),
     "commands/exit_codes.py": ("open os.open", "/dev/null"),
     "commands/fix.py": ("folder.unlink shutil.copytree", "the copy in the folder of a check"),
@@ -27,6 +23,10 @@ BY_THEMSELVES = {
         "a copy in a new temporary folder",
     ),
     "commands/side_environment.py": ("(places / 'samestep_below.pth').write_text", "a new temporary folder"),
+    "commands/working_copy.py": (
+        "(target / entry.name).symlink_to shutil.copy2 target.mkdir target.parent.mkdir target.symlink_to",
+        "the copy of the script's folder: in a new temporary folder, or that of a check, which is new",
+    ),
     "data/pipeline.py": ("path.write_text", "the file that the user's program names"),
     "rank/checkpoint_files.py": ("save_file", "remove_file has cleared the place"),
     "rank/step_profile.py": ("running.export_chrome_trace", "remove_file has cleared the place"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from against.plant import git
-from samestep.commands.check_replay import COPIED, copy_folder
 from samestep.commands.revision import find_revision
+from samestep.commands.working_copy import COPIED, copy_folder
 from samestep.errors import UserError
 from samestep.message import Message
 

@@ -12,7 +12,7 @@ import torch
 
 from command import samestep
 from recorder.plant import checked, text_of
-from samestep.commands.check_replay import copy_beside, copy_folder
+from samestep.commands.working_copy import copy_beside, copy_folder
 from samestep.records.files import from_json
 from samestep.records.findings import CheckResults, DiffResults, question_of
 from samestep.records.script_plan import ScriptPlan

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
-from samestep.commands.check_replay import Run, play, work_folder
+from samestep.commands.check_replay import Replayer, Run
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import Message, message
 from samestep.proof.script import without_by_hand
@@ -17,11 +15,10 @@ from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
 from samestep.proof.script.layout import ByHand, Layout
 from samestep.proof.script.replay import not_replayed
 from samestep.proof.script.slices import Unclipped, findings_along_data, unclipped_gradients
-from samestep.records.files import read
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record
 from samestep.records.script import ScriptRecord
-from samestep.records.script_plan import KEPT, REPLAY_FOLDER, ReplayRecord, ScriptPlan
+from samestep.records.script_plan import ReplayRecord, ScriptPlan
 
 
 def judged_by_hand(
@@ -32,7 +29,8 @@ def judged_by_hand(
     layout = Layout.of(ranks).by_hand
     if layout is None:
         return None
-    played = _played(plan, ranks, layout, run)
+    replayer = Replayer(plan, ranks, run, layout)
+    played = _played(replayer, layout)
     division = None if isinstance(played, Message) else Division.of(layout, ranks, played[0])
     if division is None or isinstance(played, Message):
         why = played if isinstance(played, Message) else played[0].why_not or message("pieces_in_one_process")
@@ -42,8 +40,7 @@ def judged_by_hand(
         return without_by_hand(noted, layout, [*findings_along_data(layout, ranks, record), not_replayed(why)])
     result, told_ranks = played
     noted = replace(results, notes=[division.described(), *results.notes]) if division.held else results
-    replayed = Path(plan.out) / REPLAY_FOLDER
-    one_process = read(ScriptRecord, replayed / "rank0.json")
+    one_process = replayer.one_process
     if result.why_not or len(one_process.steps) != len(ranks[0].steps):
         why = result.why_not or message(
             "replay_takes_other_steps", steps=len(one_process.steps), recorded=len(ranks[0].steps)
@@ -51,12 +48,10 @@ def judged_by_hand(
         return without_by_hand(noted, layout, [*held_findings(division, ranks, record), not_replayed(why)])
 
     def unclipped() -> Unclipped | None:
-        with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary, suppress(TrainingFailed, UserError):
-            work = work_folder(plan, Path(temporary))
-            again = play(plan, ranks, work, run, layout=layout, told_ranks=told_ranks, small_gradients=True)
-            one_step = read(ScriptRecord, replayed / "rank0.json")
-            if not again.why_not and one_step.steps:
-                return unclipped_gradients(layout, Record(replayed))
+        with replayer.work() as work, suppress(TrainingFailed, UserError):
+            again = replayer.play(work, told_ranks=told_ranks, small_gradients=True)
+            if not again.why_not and replayer.one_process.steps:
+                return unclipped_gradients(layout, replayer.record)
         return None
 
     findings = by_hand_findings(
@@ -65,27 +60,16 @@ def judged_by_hand(
         one_process,
         result,
         record=record,
-        replay=Record(replayed),
+        replay=replayer.record,
         told_ranks=told_ranks,
         unclipped=unclipped,
     )
     return without_by_hand(noted, layout, findings)
 
 
-def _played(
-    plan: ScriptPlan, ranks: Sequence[ScriptRecord], layout: ByHand, run: Run
-) -> tuple[ReplayRecord, int] | Message:
+def _played(replayer: Replayer, layout: ByHand) -> tuple[ReplayRecord, int] | Message:
     """Returns how the replay went, and of how many ranks the script was told; or why there is none."""
-    if not all((Path(plan.out) / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
-        return message("batches_not_kept")
-    # The error of the last attempt counts: it is told as many ranks as the recorded script was.
-    error: Exception | None = None
-    with tempfile.TemporaryDirectory(prefix="samestep-replay-") as temporary:
-        work = work_folder(plan, Path(temporary))
-        for told in dict.fromkeys((1, layout.size, len(ranks))):
-            try:
-                return play(plan, ranks, work, run, layout=layout, told_ranks=told), told
-            except (TrainingFailed, UserError) as failure:
-                error = failure
-    assert error is not None
-    return message("script_fails_in_one_process", error=getattr(error, "message", str(error)))
+    if why := replayer.why_not():
+        return why
+    with replayer.work() as work:
+        return replayer.first_that_ends(work, (1, layout.size, len(replayer.ranks)))

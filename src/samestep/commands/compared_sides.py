@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep.commands.check import is_command, words_of
-from samestep.commands.check_replay import LEVELS, copy_beside, copy_folder
 from samestep.commands.command_options import CheckOptions
 from samestep.commands.revision import Revision
 from samestep.commands.setup import check_rank_number
+from samestep.commands.working_copy import LEVELS, copy_beside, copy_folder
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.records.redaction import redacted

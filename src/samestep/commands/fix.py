@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from samestep.commands.check_replay import copy_folder
 from samestep.commands.user_sources import read_sources
+from samestep.commands.working_copy import copy_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.proof.script.sites import files_of
 from samestep.proof.script.suggested_patches import Patch, patch_of

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from samestep.commands.check_replay import COPIED
+from samestep.commands.working_copy import COPIED
 from samestep.errors import UserError
 from samestep.message import Message, message
 from samestep.world.regular_files import open_regular
