@@ -40,6 +40,16 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class FileFault:
+    """A fault that has a name, in a file of the package."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Everywhere(Edit):
     """A change of a text wherever it stands, as of a name."""
 
