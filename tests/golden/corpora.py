@@ -132,7 +132,7 @@ def of_planted_scripts() -> Iterator[Case]:
         yield Case(case, "scripts", partial(typed, case, partial(write, text)), lacks_library(text))
     for fault in planted_scripts.ALL:
         case = name_of("scripts", fault.script, fault.name)
-        text = planted_scripts.planted(fault)
+        text = planted_scripts.text_of(fault.script, fault)
         run = partial(typed, case, partial(write, text))
         yield Case(case, f"scripts {fault.question}", run, lacks_library(text))
 
