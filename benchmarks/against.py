@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from against.changes import PLANTED, REFACTORED, Planted, Refactored
+from against.changes import CHANGES, Change
 from against.plant import first_change, named_by, results_of, words_of
 from fork_servers import fork_servers
 from user_command import ended
@@ -30,10 +30,10 @@ from user_command import ended
 PATIENCE_S = 180
 
 
-def compared(changed: Planted | Refactored, folder: Path) -> dict[str, Any]:
+def compared(changed: Change, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = ended(words_of(changed, folder), folder, cwd=folder, limit_s=PATIENCE_S)
-    row: dict[str, Any] = {"name": changed.name, "planted": isinstance(changed, Planted), "code": done.code}
+    row: dict[str, Any] = {"name": changed.name, "planted": changed.kind == "planted", "code": done.code}
     row["seconds"] = round(time.monotonic() - began, 1)
     if done.code not in (0, 1, 3) or not done.output:
         return {**row, "right": False, "error": done.error[-400:]}
@@ -41,7 +41,7 @@ def compared(changed: Planted | Refactored, folder: Path) -> dict[str, Any]:
     first, question = results.first_divergence, named_by(results)
     row["answer"], row["question"] = results.answer, question
     row["bitwise"] = [f.message.id for f in results.findings if f.question in ("gradient", "weights")]
-    if isinstance(changed, Refactored):
+    if not row["planted"]:
         return {**row, "right": done.code == 0, "step": first.step if first else None}
     found = next((finding for finding in results.findings if first and finding.divergence == first), None)
     place = first_change(results)
@@ -82,7 +82,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     with fork_servers(), tempfile.TemporaryDirectory(prefix="samestep-changes-") as temporary:
-        for number, changed in enumerate((*PLANTED, *REFACTORED)):
+        for number, changed in enumerate(CHANGES):
             if options.only not in changed.name:
                 continue
             row = compared(changed, Path(temporary, str(number), "project"))

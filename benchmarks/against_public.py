@@ -14,7 +14,6 @@ in its README again. Exit code 1 where a change is not right.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import re
@@ -24,67 +23,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from against.changes import Edits, Moves, edits_of, tomllib
-from against.plant import change, first_change, git, named_by, results_of
+from against.changes import Change, changes_of
+from against.plant import first_change, git, make_change, named_by, results_of
 from against.public_cases import AGAINST_CASES
 from planting import plant_in_files
 from recorder.public import STANDINS, server, taken
 from recorder.public_scripts.case import Case
 
-CHANGES = Path(__file__).parents[1] / "tests" / "against" / "public.toml"
 PATIENCE_S = 400
-STEPS = 4
 FIGURES = "**In figures.** "  # a paragraph of the README, written again
-KINDS = ("history", "planted", "refactored")
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of a public script. questions: one of which names it; none where it leaves the training as it is.
-    commits: before and after it, of a change of the repository's history. packages:
-    that the script had before; its ranks then are no children of the fork server."""
-
-    kind: str
-    script: str
-    name: str
-    questions: tuple[str, ...]
-    edits: Edits = ()
-    commits: tuple[str, ...] = ()
-    arguments: str | None = None
-    packages: tuple[str, ...] = ()
-    steps: int = STEPS
-    moves: Moves = ()
-
-
-def changes() -> list[Change]:
-    rows = tomllib.loads(CHANGES.read_text(encoding="utf-8"))
-    return [
-        Change(
-            kind,
-            row["script"],
-            row["name"],
-            tuple(row.get("questions", ())),
-            edits=edits_of(row.get("edits", [])),
-            commits=tuple(row.get("commits", ())),
-            arguments=row.get("arguments"),
-            packages=tuple(row.get("packages", ())),
-            steps=row.get("steps", STEPS),
-            moves=tuple((old, new) for old, new in row.get("moves", ())),
-        )
-        for kind in KINDS
-        for row in rows.get(kind, [])
-    ]
 
 
 def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
     """Commits the script as it was, and leaves it as it is after the change."""
     folder.mkdir(parents=True)
-    before = case if not changed.commits else dataclasses.replace(case, commit=changed.commits[0])
+    before = case if not changed.commits else replace(case, commit=changed.commits[0])
     taken(before, checkouts, folder)
     plant_in_files(folder, (*case.sizes, *(case.edits if not changed.commits else ())), case.script)
     # Made data may stand in the place of a file of the repository's.
@@ -97,10 +55,10 @@ def made(case: Case, changed: Change, checkouts: Path, folder: Path) -> None:
         for path in folder.iterdir():
             if path.name != ".git":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        taken(dataclasses.replace(case, commit=changed.commits[1]), checkouts, folder)
+        taken(replace(case, commit=changed.commits[1]), checkouts, folder)
         plant_in_files(folder, case.sizes, case.script)
         git(folder, "add", "-A")
-    change(folder, tuple((name or case.script, old, new) for name, old, new in changed.edits), changed.moves)
+    make_change(changed, folder, case.script)
     if case.prepare and changed.commits:
         case.prepare(folder)
 
@@ -112,7 +70,7 @@ def compared(case: Case, changed: Change, checkouts: Path, folder: Path) -> dict
     words += case.options
     words += [f"--with={each}" for each in changed.packages] or ["--launcher", "fork"]
     words += ["-m", case.module] if case.module else [os.path.relpath(folder / case.script, cwd)]
-    words += case.arguments if changed.arguments is None else changed.arguments.split()
+    words += changed.arguments.split() or case.arguments
     began = time.monotonic()
     row: dict[str, Any] = {"kind": changed.kind, "script": changed.script, "name": changed.name}
     row |= {"commits": [*changed.commits]}
@@ -211,7 +169,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--missing", action="store_true", help="only changes of which --out has no row")
     options = parser.parse_args()
-    asked = changes()
+    asked = changes_of("public.toml")
     cases = {case.name: case for case in AGAINST_CASES}
     chosen = [each for each in asked if re.search(options.only, f"{each.kind} {each.script} {each.name}")]
     if options.missing:

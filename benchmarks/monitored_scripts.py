@@ -23,11 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from monitored_faults import USAGE, WITHIN_S
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from planting import Edit, plant_in_files, with_patches
 
 STALL_S = 6.0
 PLANTED = Path(__file__).with_name("planted.py")
@@ -38,22 +40,22 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 class Script:
     """A public script.
 
-    folder: in the repositories; files: of it that are copied. edits: file -> what is replaced so that it trains on two
-    CPU processes. step, row: where a line is inserted: the file, and the line before which. model: its name there.
-    launch: after `python`; {steps} are trained or a few more. steps_of: what {steps} is divided by. rows: of a batch.
-    workers: a file, and what is replaced there so that its loader has two. without: faults that it cannot have.
+    folder: in the repositories; files: of it that are copied, the script first. edits: with which it trains on two CPU
+    processes. step, row: where a line is inserted: the file, and the line before which. model: its name there. launch:
+    after `python`; {steps} are trained or a few more. steps_of: what {steps} is divided by. rows: of a batch. workers:
+    with which its loader has two. without: faults that it cannot have.
     """
 
     folder: str
     files: tuple[str, ...]
-    edits: Mapping[str, tuple[tuple[str, str], ...]]
+    edits: tuple[Edit, ...]
     step: tuple[str, str]
     row: tuple[str, str]
     model: str
     launch: tuple[str, ...]
     steps_of: int = 1
     rows: int = 32
-    workers: tuple[str, str, str] | None = None
+    workers: Edit | None = None
     without: tuple[str, ...] = ()
 
 
@@ -63,109 +65,90 @@ SCRIPTS = {
     "multigpu_torchrun": Script(
         folder="pytorch+examples/distributed/ddp-tutorial-series",
         files=("multigpu_torchrun.py", "datautils.py"),
-        edits={
-            "multigpu_torchrun.py": (
-                ('    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n', ""),
-                ('backend="nccl"', 'backend="gloo"'),
-                ("model.to(self.gpu_id)", "model"),
-                (", device_ids=[self.gpu_id]", ""),
-                ("source.to(self.gpu_id)", "source"),
-                ("targets.to(self.gpu_id)", "targets"),
-            ),
-        },
+        edits=(
+            Edit('    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n', ""),
+            Edit('backend="nccl"', 'backend="gloo"'),
+            Edit("model.to(self.gpu_id)", "model"),
+            Edit(", device_ids=[self.gpu_id]", ""),
+            Edit("source.to(self.gpu_id)", "source"),
+            Edit("targets.to(self.gpu_id)", "targets"),
+        ),
         step=("multigpu_torchrun.py", "            self._run_batch(source, targets)"),
         row=("datautils.py", "        return self.data[index]"),
         model="self.model",
         launch=(*TORCHRUN, "multigpu_torchrun.py", "{steps}", "100"),
         steps_of=32,
-        workers=(
-            "multigpu_torchrun.py",
-            "pin_memory=True,",
-            "pin_memory=True, num_workers=2, persistent_workers=True,",
-        ),
+        workers=Edit(PIN, f"{PIN} {WORKER}"),
     ),
     "multigpu_spawn": Script(
         folder="pytorch+examples/distributed/ddp-tutorial-series",
         files=("multigpu.py", "datautils.py"),
-        edits={
-            "multigpu.py": (
-                ("    torch.cuda.set_device(rank)\n", ""),
-                ('"12355"', "os.environ['PORT']"),
-                ('backend="nccl"', 'backend="gloo"'),
-                ("model.to(gpu_id)", "model"),
-                (", device_ids=[gpu_id]", ""),
-                ("source.to(self.gpu_id)", "source"),
-                ("targets.to(self.gpu_id)", "targets"),
-                ("torch.cuda.device_count()", "2"),
-            ),
-        },
+        edits=(
+            Edit("    torch.cuda.set_device(rank)\n", ""),
+            Edit('"12355"', "os.environ['PORT']"),
+            Edit('backend="nccl"', 'backend="gloo"'),
+            Edit("model.to(gpu_id)", "model"),
+            Edit(", device_ids=[gpu_id]", ""),
+            Edit("source.to(self.gpu_id)", "source"),
+            Edit("targets.to(self.gpu_id)", "targets"),
+            Edit("torch.cuda.device_count()", "2"),
+        ),
         step=("multigpu.py", "            self._run_batch(source, targets)"),
         row=("datautils.py", "        return self.data[index]"),
         model="self.model",
         launch=("multigpu.py", "{steps}", "100"),
         steps_of=32,
-        workers=("multigpu.py", PIN, f"{PIN} {WORKER}"),
+        workers=Edit(PIN, f"{PIN} {WORKER}"),
         # A rank's loader workers do not know whose they are.
         without=("copy_on_write", "leak", "worker"),
     ),
     "mingpt_ddp": Script(
         folder="pytorch+examples/distributed/minGPT-ddp/mingpt",
         files=("main.py", "trainer.py", "model.py", "char_dataset.py", "gpt2_train_cfg.yaml", "data"),
-        edits={
-            "main.py": (
-                ("    acc = torch.accelerator.current_accelerator()\n", ""),
-                ('    device: torch.device = torch.device(f"{acc}:{rank}")\n', ""),
-                ("    backend = torch.distributed.get_default_backend_for_device(device)\n", ""),
-                ("backend=backend", 'backend="gloo"'),
-                ("    torch.accelerator.set_device_index(rank)\n", ""),
-                ("has_gpu and gpu_count >= min_gpus", "True"),
+        edits=(
+            Edit("    acc = torch.accelerator.current_accelerator()\n", ""),
+            Edit('    device: torch.device = torch.device(f"{acc}:{rank}")\n', ""),
+            Edit("    backend = torch.distributed.get_default_backend_for_device(device)\n", ""),
+            Edit("backend=backend", 'backend="gloo"'),
+            Edit("    torch.accelerator.set_device_index(rank)\n", ""),
+            Edit("has_gpu and gpu_count >= min_gpus", "True"),
+            Edit("torch.accelerator.current_accelerator()", '"cpu"', "trainer.py"),
+            Edit('torch.device(f"{self.acc}:{self.local_rank}")', 'torch.device("cpu")', "trainer.py"),
+            Edit("model.to(self.local_rank)", "model", "trainer.py"),
+            Edit(", device_ids=[self.local_rank]", "", "trainer.py"),
+            Edit("source.to(self.local_rank)", "source", "trainer.py"),
+            Edit("targets.to(self.local_rank)", "targets", "trainer.py"),
+            Edit(
+                "path: https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+                "path: data/",
+                "gpt2_train_cfg.yaml",
             ),
-            "trainer.py": (
-                ("torch.accelerator.current_accelerator()", '"cpu"'),
-                ('torch.device(f"{self.acc}:{self.local_rank}")', 'torch.device("cpu")'),
-                ("model.to(self.local_rank)", "model"),
-                (", device_ids=[self.local_rank]", ""),
-                ("source.to(self.local_rank)", "source"),
-                ("targets.to(self.local_rank)", "targets"),
-            ),
-            "gpt2_train_cfg.yaml": (
-                (
-                    "path: https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
-                    "path: data/",
-                ),
-                ("block_size: 128", "block_size: 16"),
-                ("truncate: 0.05", "truncate: 0.001"),
-                ("n_layer: 8", "n_layer: 1"),
-                ("n_head: 8", "n_head: 2"),
-                ("n_embd: 512", "n_embd: 32"),
-                ("max_epochs: 10", "max_epochs: {steps}"),
-                ("batch_size: 216", "batch_size: 16"),
-                ("data_loader_workers: 4", "data_loader_workers: 0"),
-                ("use_amp: True", "use_amp: False"),
-            ),
-        },
+            Edit("block_size: 128", "block_size: 16", "gpt2_train_cfg.yaml"),
+            Edit("truncate: 0.05", "truncate: 0.001", "gpt2_train_cfg.yaml"),
+            Edit("n_layer: 8", "n_layer: 1", "gpt2_train_cfg.yaml"),
+            Edit("n_head: 8", "n_head: 2", "gpt2_train_cfg.yaml"),
+            Edit("n_embd: 512", "n_embd: 32", "gpt2_train_cfg.yaml"),
+            Edit("max_epochs: 10", "max_epochs: {steps}", "gpt2_train_cfg.yaml"),
+            Edit("batch_size: 216", "batch_size: 16", "gpt2_train_cfg.yaml"),
+            Edit("data_loader_workers: 4", "data_loader_workers: 0", "gpt2_train_cfg.yaml"),
+            Edit("use_amp: True", "use_amp: False", "gpt2_train_cfg.yaml"),
+        ),
         step=("trainer.py", "            batch_loss = self._run_batch(source, targets, train)"),
         row=("char_dataset.py", "        chunk = self.data[idx:idx + self.block_size + 1]"),
         model="self.model",
         launch=(*TORCHRUN, "main.py"),
         steps_of=32,
         rows=16,
-        workers=(
-            "trainer.py",
-            "num_workers=self.config.data_loader_workers,",
-            WORKER,
-        ),
+        workers=Edit("num_workers=self.config.data_loader_workers,", WORKER, "trainer.py"),
     ),
     "nanogpt": Script(
         folder="karpathy+nanoGPT",
         files=("train.py", "model.py", "configurator.py"),
-        edits={
-            "train.py": (
-                ("    device = f'cuda:{ddp_local_rank}'\n", ""),
-                ("    torch.cuda.set_device(device)\n", ""),
-                ("device_ids=[ddp_local_rank]", ""),
-            ),
-        },
+        edits=(
+            Edit("    device = f'cuda:{ddp_local_rank}'\n", ""),
+            Edit("    torch.cuda.set_device(device)\n", ""),
+            Edit("device_ids=[ddp_local_rank]", ""),
+        ),
         step=("train.py", "    for micro_step in range(gradient_accumulation_steps):"),
         row=("train.py", "    ix = torch.randint(len(data) - block_size, (batch_size,))"),
         model="model",
@@ -181,33 +164,27 @@ SCRIPTS = {
     "llms_from_scratch": Script(
         folder="rasbt+LLMs-from-scratch/appendix-A/01_main-chapter-code",
         files=("DDP-script-torchrun.py",),
-        edits={
-            "DDP-script-torchrun.py": (
-                ('init_process_group(backend="nccl"', 'init_process_group(backend="gloo"'),
-                ("    torch.cuda.set_device(rank)\n", ""),
-                ("    # factor = 4", "    factor = 25"),
-                ("    # X_train =", "    X_train ="),
-                ("    # y_train =", "    y_train ="),
-                ("    # X_test =", "    X_test ="),
-                ("    # y_test =", "    y_test ="),
-                ("    model.to(rank)\n", ""),
-                (", device_ids=[rank]", ""),
-                ("features.to(rank), labels.to(rank)", "features, labels"),
-                ("features.to(device), labels.to(device)", "features, labels"),
-                ("num_epochs = 3", "num_epochs = {steps}"),
-            ),
-        },
+        edits=(
+            Edit('init_process_group(backend="nccl"', 'init_process_group(backend="gloo"'),
+            Edit("    torch.cuda.set_device(rank)\n", ""),
+            Edit("    # factor = 4", "    factor = 25"),
+            Edit("    # X_train =", "    X_train ="),
+            Edit("    # y_train =", "    y_train ="),
+            Edit("    # X_test =", "    X_test ="),
+            Edit("    # y_test =", "    y_test ="),
+            Edit("    model.to(rank)\n", ""),
+            Edit(", device_ids=[rank]", ""),
+            Edit("features.to(rank), labels.to(rank)", "features, labels"),
+            Edit("features.to(device), labels.to(device)", "features, labels"),
+            Edit("num_epochs = 3", "num_epochs = {steps}"),
+        ),
         step=("DDP-script-torchrun.py", "            logits = model(features)\n            loss"),
         row=("DDP-script-torchrun.py", "        one_x = self.features[index]"),
         model="model",
         launch=(*TORCHRUN, "DDP-script-torchrun.py"),
         steps_of=31,
         rows=2,
-        workers=(
-            "DDP-script-torchrun.py",
-            "pin_memory=True,",
-            "pin_memory=True, num_workers=2, persistent_workers=True,",
-        ),
+        workers=Edit(PIN, f"{PIN} {WORKER}"),
     ),
 }
 
@@ -323,13 +300,8 @@ def plant(script: Script, name: str, folder: Path, repositories: Path, steps: st
         source = repositories / script.folder / file
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / file)
     shutil.copy(PLANTED, folder)
-    edits = [(file, *edit) for file, of_file in script.edits.items() for edit in of_file]
-    if fault.in_worker and script.workers:
-        edits.append(script.workers)
-    for file, old, new in edits:
-        text = (folder / file).read_text()
-        assert old in text, f"{file} has no {old!r}"
-        (folder / file).write_text(text.replace(old, new.replace("{steps}", steps)))
+    edits = [*script.edits, *([script.workers] if fault.in_worker and script.workers else [])]
+    plant_in_files(folder, (replace(edit, new=edit.new.replace("{steps}", steps)) for edit in edits), script.files[0])
     if script.files[0] == "main.py":  # libraries that need no network, but that are not torch's
         for module in ("hydra", "omegaconf", "boto3"):
             text = f"from planted import {module}_of_planted as module\nglobals().update(vars(module))\n"
@@ -337,12 +309,10 @@ def plant(script: Script, name: str, folder: Path, repositories: Path, steps: st
     if not fault.code:
         return ""
     file, anchor = script.row if fault.of_row else script.step
-    text = (folder / file).read_text()
-    assert text.count(anchor) == 1, f"{file} has {text.count(anchor)} of {anchor!r}"
-    before, after = text.split(anchor)
-    indent = re.match(" *", anchor)[0]  # type: ignore[index]
+    indent = " " * (len(anchor) - len(anchor.lstrip()))
     planted = indent + fault.code.format(model=script.model)
-    text = f"import planted\n{before}{planted}\n{anchor}{after}"
+    text = with_patches((folder / file).read_text(), Edit(anchor, f"{planted}\n{anchor}"))
+    text = f"import planted\n{text}"
     (folder / file).write_text(text)
     return f"{file}:{1 + text.splitlines().index(planted)}"
 
@@ -363,18 +333,8 @@ def trial(script_name: str, name: str, repositories: Path, number: int) -> Trial
         launch = [word.replace("{steps}", steps) for word in script.launch]
         environment = {"FAULT": name, "AT": str(at), "ROWS": str(script.rows)}
         environment |= {"PORT": str(20_000 + os.getpid() % 10_000)}
-        command = [
-            sys.executable,
-            "-m",
-            "samestep",
-            "monitor",
-            "--out",
-            "watched",
-            *options,
-            "--",
-            sys.executable,
-            *launch,
-        ]
+        command = [sys.executable, "-m", "samestep", "monitor", "--out", "watched", *options, "--"]
+        command += [sys.executable, *launch]
         began = time.time()
         done = subprocess.run(
             command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=400

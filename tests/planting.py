@@ -39,11 +39,26 @@ class Edit:
         return self.old
 
 
+@dataclass(frozen=True)
+class FileFault:
+    """A fault that has a name, in a file of the package."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Everywhere(Edit):
+    """A change of a text wherever it stands, as of a name."""
+
+
 def with_patches(text: str, *patches: Patch) -> str:
     """Returns the text with each change, one after the other. Raises ValueError where one does not apply."""
     for patch in patches:
         count = text.count(patch.old)
-        if count != 1:
+        if count != 1 and not (count and isinstance(patch, Everywhere)):
             raise ValueError(f"'{patch.name}' does not apply: its text stands {count} times")
         text = text.replace(patch.old, patch.new)
     return text

@@ -18,6 +18,8 @@ from command import TESTS, samestep
 from conformance import jobs_drawn
 from mutations.faults.fifth_rank import FAULTS, of_ranks_above
 from mutations.plant import patched
+from planting import Edit
+from recorder.plant import text_of
 from samestep.data.loader import Gather, batches
 from samestep.data.pipeline import Span
 from samestep.data.schedule import schedule_of
@@ -159,24 +161,21 @@ def test_the_second_number_of_ranks_shares_the_gpu(tmp_path: Path) -> None:
     assert (row["verdict"], second["ranks_as"], second["verdict"]) == ("same", "threads", "same"), row
 
 
-SHARED_GPU = (TESTS / "recorder" / "scripts" / "shared_gpu.py").read_text()
-SAME_ORDER = ("        sampler.set_epoch(epoch)\n", "")
-NOT_WRAPPED = (
+SAME_ORDER = Edit("        sampler.set_epoch(epoch)\n", "")
+NOT_WRAPPED = Edit(
     "model = DistributedDataParallel(model, device_ids=[device.index] if on_gpus else None)",
     "DistributedDataParallel(model, device_ids=[device.index] if on_gpus else None)",
 )
 
 
 @pytest.mark.parametrize(
-    ("fault", "answer", "question"),
-    [(("", ""), "right", ""), (SAME_ORDER, "differs", "order"), (NOT_WRAPPED, "differs", "gradient")],
+    ("faults", "answer", "question"),
+    [([], "right", ""), ([SAME_ORDER], "differs", "order"), ([NOT_WRAPPED], "differs", "gradient")],
     ids=["healthy", "same order", "not wrapped"],
 )
-def test_a_script_on_a_gpu_is_checked(fault: tuple[str, str], answer: str, question: str, tmp_path: Path) -> None:
+def test_a_script_on_a_gpu_is_checked(faults: list[Edit], answer: str, question: str, tmp_path: Path) -> None:
     """Two ranks that share it by gloo."""
-    old, new = fault
-    assert old in SHARED_GPU
-    (tmp_path / "train.py").write_text(SHARED_GPU.replace(old, new) if old else SHARED_GPU)
+    (tmp_path / "train.py").write_text(text_of("shared_gpu", *faults))
     done = samestep("check", "--nproc", "2", "--json", "--out", "out", "train.py", cwd=tmp_path)
     results = from_json(CheckResults, json.loads(done.stdout))
     assert (results.answer, question_of(results)) == (answer, question), done.stdout

@@ -1,65 +1,65 @@
-"""The changes of changes.toml."""
+"""Changes of scripts, as files of TOML have them, and those of changes.toml."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from planting import Edit, Everywhere
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-Edits = tuple[tuple[str, str, str], ...]  # file, old text, new text
-Moves = tuple[tuple[str, str], ...]  # old path, new path
+# Of a public repository's history; changes of the training; those that leave it as it is.
+KINDS = ("history", "planted", "refactored")
 
 
 @dataclass(frozen=True)
-class Planted:
-    """A change of the training. questions: one of which names it. line: a text of the changed lines that are told
-    first. step: at which it differs; None: before the first. arguments: of the script."""
+class Change:
+    """A change of a script.
 
+    questions: one of which names it; none where it leaves the training as it is. line: a text of the changed lines that
+    are told first. step: at which it differs; None: before the first. moves: old and new path. arguments: of the
+    script; none: those that it has anyway.
+
+    Of public scripts alone: script: its name in public_cases; commits: before and after a change of the repository's
+    history; packages: that the script had before; its ranks then are no children of the fork server. steps: compared.
+    """
+
+    kind: str
     name: str
-    edits: Edits
-    questions: tuple[str, ...]
-    line: str
-    step: int | None
-    arguments: str
+    questions: Sequence[str] = ()
+    edits: Sequence[Edit] = ()
+    moves: Sequence[tuple[str, str]] = ()
+    arguments: str = ""
+    line: str = ""
+    step: int | None = None
+    script: str = ""
+    commits: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    steps: int = 4
 
 
-@dataclass(frozen=True)
-class Refactored:
-    """A change that leaves the training as it is."""
-
-    name: str
-    edits: Edits
-    moves: Moves
-    arguments: str
+def edit_of(row: dict[str, str]) -> Edit:
+    """Returns the edit of a table of TOML."""
+    kind = Everywhere if "everywhere" in row else Edit
+    return kind(row.get("everywhere") or row["old"], row["new"], row.get("file", ""))
 
 
-def edits_of(rows: list[dict[str, str]]) -> Edits:
-    return tuple((row.get("file", ""), row["old"], row["new"]) for row in rows)
+def changes_of(name: str) -> list[Change]:
+    """Returns the changes of a file beside this one, whose keys are names of fields. Planted ones have its noise."""
+    rows = tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    changes = []
+    for kind in KINDS:
+        noise = rows.get("noise", []) if kind == "planted" else []
+        for row in rows.get(kind, []):
+            edits = [edit_of(each) for each in [*noise, *row.get("edits", [])]]
+            changes.append(Change(kind, **row | {"edits": edits}))
+    return changes
 
 
-def _planted(row: dict[str, Any]) -> Planted:
-    return Planted(
-        row["name"],
-        edits_of(row["edits"]),
-        tuple(row["questions"]),
-        row["line"],
-        step=row.get("step"),
-        arguments=row.get("arguments", ""),
-    )
-
-
-def _refactored(row: dict[str, Any]) -> Refactored:
-    moves = tuple((old, new) for old, new in row.get("moves", []))
-    return Refactored(row["name"], edits_of(row.get("edits", [])), moves=moves, arguments=row.get("arguments", ""))
-
-
-_read = tomllib.loads((Path(__file__).parent / "changes.toml").read_text(encoding="utf-8"))
-NOISE = edits_of(_read["noise"])  # changes nothing, beside each planted change
-PLANTED = tuple(map(_planted, _read["planted"]))
-REFACTORED = tuple(map(_refactored, _read["refactored"]))
+CHANGES = changes_of("changes.toml")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from against.changes import NOISE, Edits, Planted, Refactored
+from against.changes import Change
+from planting import plant_in_files
 from samestep.records.call_site import ChangedLines
 from samestep.records.files import from_json
 from samestep.records.findings import DiffResults, question_of
@@ -38,23 +39,17 @@ def committed(folder: Path) -> Path:
     return folder
 
 
-def change(folder: Path, edits: Edits, moves: tuple[tuple[str, str], ...] = ()) -> None:
-    """Changes the working directory. Raises ValueError for a text that is not there."""
-    for name, old, new in edits:
-        text = (folder / name).read_text()
-        if old not in text:
-            raise ValueError(f"{name} has no {old!r}")
-        (folder / name).write_text(text.replace(old, new))
-    for old, new in moves:
+def make_change(changed: Change, folder: Path, script: str = "train.py") -> None:
+    """Makes a change in a folder. Raises ValueError where an edit does not apply."""
+    plant_in_files(folder, changed.edits, script)
+    for old, new in changed.moves:
         (folder / new).parent.mkdir(exist_ok=True)
         (folder / old).rename(folder / new)
 
 
-def words_of(changed: Planted | Refactored, folder: Path) -> list[str]:
+def words_of(changed: Change, folder: Path) -> list[str]:
     """Makes a change in a repository of its own; returns what is typed after `samestep` to compare it."""
-    committed(folder)
-    noise = NOISE if isinstance(changed, Planted) else ()
-    change(folder, (*noise, *changed.edits), getattr(changed, "moves", ()))
+    make_change(changed, committed(folder))
     options = ["--against", "main", "--nproc", "2", "--launcher", "fork", "--json"]
     return ["check", *options, "train.py", *changed.arguments.split()]
 

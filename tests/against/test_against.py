@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from against.changes import NOISE, PLANTED, REFACTORED, Planted, Refactored
-from against.plant import change, committed, first_change, git, named_by, results_of
+from against.changes import CHANGES, Change
+from against.plant import SCRIPT, committed, first_change, git, make_change, named_by, results_of
 from command import samestep
 from lane_marks import CHECK, FULL
+from planting import Edit, plant_in_files
 from said import tells
 
 QUICK = ("check", "--nproc", "2", "--launcher", "fork", "--steps", "5")
@@ -23,11 +24,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("changed", CHANGES, ids=lambda each: each.name)
+def test_each_change_applies(changed: Change, tmp_path: Path) -> None:
+    """In a moment, where comparing them takes minutes."""
+    make_change(changed, Path(shutil.copytree(SCRIPT, tmp_path / "project")))
+
+
 @pytest.mark.check
-@pytest.mark.parametrize("changed", [each for each in PLANTED if each.name in NAMED], ids=lambda each: each.name)
-def test_a_change_of_the_training_is_named_with_the_lines_of_both_sides(changed: Planted, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [each for each in CHANGES if each.name in NAMED], ids=lambda each: each.name)
+def test_a_change_of_the_training_is_named_with_the_lines_of_both_sides(changed: Change, tmp_path: Path) -> None:
     folder = committed(tmp_path / "project")
-    change(folder, (*NOISE, *changed.edits))
+    make_change(changed, folder)
     before = contents(folder)
     done = samestep(*QUICK, "--json", "--against", "main", "--out", "../out", "train.py", cwd=folder)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -42,10 +49,10 @@ def test_a_change_of_the_training_is_named_with_the_lines_of_both_sides(changed:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("changed", [each for each in REFACTORED if each.name in HEALTHY], ids=lambda each: each.name)
-def test_a_change_that_is_none_of_the_training_is_the_same(changed: Refactored, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [each for each in CHANGES if each.name in HEALTHY], ids=lambda each: each.name)
+def test_a_change_that_is_none_of_the_training_is_the_same(changed: Change, tmp_path: Path) -> None:
     folder = committed(tmp_path / "project")
-    change(folder, changed.edits, changed.moves)
+    make_change(changed, folder)
     words = [*QUICK, "--against", "HEAD", "--out", "../out", "train.py", *changed.arguments.split()]
     done = samestep(*words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,7 +65,7 @@ def test_a_script_that_was_moved_in_a_folder_of_the_repository(tmp_path: Path) -
     for name in ("train.py", "model.py", "data.py"):
         git(folder, "mv", name, f"jobs/{name}")
     shutil.copy(folder / "images.pt", folder / "jobs")
-    change(folder, (("jobs/train.py", "(0.9, 0.95)", "(0.9, 0.99)"),))
+    plant_in_files(folder, [Edit("(0.9, 0.95)", "(0.9, 0.99)")], "jobs/train.py")
     words = [*QUICK, "--json", "--out", "../../out", "--against", "main:train.py", "train.py"]
     done = samestep(*words, cwd=folder / "jobs")
     assert done.returncode == 1 and named_by(results_of(done.stdout)) == "settings", done.stdout + done.stderr
@@ -80,7 +87,8 @@ def wheel(folder: Path, version: str, rate: float) -> None:
 def test_another_version_of_a_package(rate: float, code: int, tmp_path: Path) -> None:
     folder = committed(tmp_path / "project")
     wheel(tmp_path / "wheels", "2.0", rate)
-    change(folder, (("train.py", "lr=args.lr", "lr=RATE"), ("train.py", "import copy\n", "import copy\n" + IMPORT)))
+    edits = [Edit("lr=args.lr", "lr=RATE"), Edit("import copy\n", "import copy\n" + IMPORT)]
+    plant_in_files(folder, edits, "train.py")
     env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
     words = [*QUICK, "--json", "--with", "rates==2.0", "--out", "../out", "train.py"]
     done = samestep(*words, cwd=folder, env=env)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from against.plant import change, committed, git
+from against.plant import committed, git
 from budget import budget
+from planting import Edit, plant_in_files
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github" / "actions" / "samestep-check" / "action.yml"
@@ -32,7 +33,7 @@ def pull_request(folder: Path, old: str, new: str) -> Path:
     git(folder, "clone", "-q", "upstream", "clone")
     clone = folder / "clone"
     git(clone, "checkout", "-q", "-b", "change")
-    change(clone, (("train.py", old, new),))
+    plant_in_files(clone, [Edit(old, new)], "train.py")
     git(clone, "commit", "-q", "-a", "-m", "a change")
     (clone / "images.pt").write_bytes((folder / "upstream" / "images.pt").read_bytes())
     return clone

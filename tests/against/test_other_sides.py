@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from against.plant import change, committed, named_by, results_of
+from against.plant import committed, named_by, results_of
 from command import samestep
 from lane_marks import FULL
+from planting import Edit, plant_in_files
 from samestep.records.findings import DiffResults
 
 QUICK = ("check", "--launcher", "fork", "--steps", "4", "--json")
@@ -26,11 +27,11 @@ OF_PART = """torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5) if args.str
                 ]"""
 
 
-def compared(folder: Path, *words: str, edit: tuple[str, str] | None = None) -> tuple[int, DiffResults]:
+def compared(folder: Path, *words: str, edit: Edit | None = None) -> tuple[int, DiffResults]:
     """Compares the script with itself by these words, both with a change."""
     folder.mkdir()
     (folder / SCRIPT.name).write_text(SCRIPT.read_text())
-    change(folder, ((SCRIPT.name, *edit),) if edit else ())
+    plant_in_files(folder, [edit] if edit else [], SCRIPT.name)
     done = samestep(*QUICK, "--out", "../out", *words, cwd=folder)
     assert done.stdout, done.stderr
     return done.returncode, results_of(done.stdout)
@@ -52,27 +53,20 @@ def test_the_same_batches_on_other_ranks_are_the_same_training(words: tuple[str,
 @pytest.mark.parametrize(
     ("words", "edit", "question", "cause", "step", "tensor"),
     [
-        (ONE_RANK, ("lr=0.01", "lr=0.01 * ranks"), "rate", "steps_use_other_rates", 0, "0.weight"),
-        (ONE_RANK, ("(loss / accumulate)", "(loss * ranks / accumulate)"), "loss", "same_rows_other_loss", 0, None),
-        (ONE_RANK, ("micro_batch // ranks", "micro_batch"), "rows", "batch_grows_with_ranks", 0, None),
-        (ONE_RANK, ("seed=0)", "seed=ranks)"), "rows", "rows_go_by_ranks", 0, None),
-        (
-            ONE_RANK,
-            ("if args.norm", "if True"),
-            "loss",
-            "rows_normalised_by_rank",
-            0,
-            None,
-        ),
-        (DDP, ("\n    hidden =", OF_RANK), "initial weights", "initial_weights_differ", None, "0.weight"),
-        (DDP, ("torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", OF_PART), "clipping", "", 0, None),
-        (DDP, ("weight_decay=0.1", 'weight_decay=0.1 * (args.strategy == "ddp")'), "settings", "", 0, "0.weight"),
+        (ONE_RANK, Edit("lr=0.01", "lr=0.01 * ranks"), "rate", "steps_use_other_rates", 0, "0.weight"),
+        (ONE_RANK, Edit("(loss / accumulate)", "(loss * ranks / accumulate)"), "loss", "same_rows_other_loss", 0, None),
+        (ONE_RANK, Edit("micro_batch // ranks", "micro_batch"), "rows", "batch_grows_with_ranks", 0, None),
+        (ONE_RANK, Edit("seed=0)", "seed=ranks)"), "rows", "rows_go_by_ranks", 0, None),
+        (ONE_RANK, Edit("if args.norm", "if True"), "loss", "rows_normalised_by_rank", 0, None),
+        (DDP, Edit("\n    hidden =", OF_RANK), "initial weights", "initial_weights_differ", None, "0.weight"),
+        (DDP, Edit("torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)", OF_PART), "clipping", "", 0, None),
+        (DDP, Edit("weight_decay=0.1", 'weight_decay=0.1 * (args.strategy == "ddp")'), "settings", "", 0, "0.weight"),
     ],
     ids=["rate", "loss", "batch", "seed", "BatchNorm", "weights by rank", "clipped in parts", "decay"],
 )
 def test_what_other_ranks_or_another_strategy_change_is_named(
     words: tuple[str, ...],
-    edit: tuple[str, str],
+    edit: Edit,
     question: str,
     cause: str,
     step: int | None,
@@ -91,7 +85,7 @@ def test_what_other_ranks_or_another_strategy_change_is_named(
 
 @pytest.mark.check
 def test_what_a_script_does_not_seed_begins_alike_on_both_sides(tmp_path: Path) -> None:
-    seeded = ("    torch.manual_seed(0)\n", "")
+    seeded = Edit("    torch.manual_seed(0)\n", "")
     code, results = compared(tmp_path / "project", *DDP, "strategies.py", edit=seeded)
     assert code == 0, results.findings
     assert "further_apart_than_rounding" not in [note.id for note in results.notes]
@@ -99,7 +93,7 @@ def test_what_a_script_does_not_seed_begins_alike_on_both_sides(tmp_path: Path) 
 
 @pytest.mark.check
 def test_a_function_that_is_near_is_told(tmp_path: Path) -> None:
-    near = ("F.cross_entropy(model(inputs)", 'F.cross_entropy(model(inputs) * (1 + 2e-5 * (args.strategy == "ddp"))')
+    near = Edit("cross_entropy(model(inputs)", 'cross_entropy(model(inputs) * (1 + 2e-5 * (args.strategy == "ddp"))')
     code, results = compared(tmp_path / "project", *DDP, "strategies.py", *FSDP.split(), edit=near)
     assert code == 0 and "further_apart_than_rounding" in [note.id for note in results.notes], results.findings
 
@@ -110,7 +104,7 @@ def test_other_functions_within_rounding_are_told(near: bool, tmp_path: Path) ->
     new = (
         "(F.cross_entropy if args.strategy == 'ddp' else lambda x, y: F.nll_loss(x.softmax(1).log(), y))(model(inputs)"
     )
-    edit = ("F.cross_entropy(model(inputs)", new) if near else None
+    edit = Edit("F.cross_entropy(model(inputs)", new) if near else None
     code, results = compared(tmp_path / "project", *DDP, "strategies.py", *FSDP.split(), edit=edit)
     told = [note.fields for note in results.notes if note.id == "computed_by_other_functions"]
     assert code == 0, results.findings
@@ -140,7 +134,7 @@ def test_a_command_and_a_module_beside_a_revision(
     """torchrun is that of samestep's Python where the environment is not activated."""
     monkeypatch.setenv("PATH", os.defpath)
     folder = committed(tmp_path / "project")
-    change(folder, (("train.py", "(0.9, 0.95)", new),))
+    plant_in_files(folder, [Edit("(0.9, 0.95)", new)], "train.py")
     done = samestep(*QUICK, "--out", "../out", "--against", "main", *words, cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
     results = results_of(done.stdout)
@@ -151,7 +145,9 @@ def test_a_command_and_a_module_beside_a_revision(
 @pytest.mark.check
 def test_a_module_that_was_moved(tmp_path: Path) -> None:
     folder = committed(tmp_path / "project")
-    change(folder, (("train.py", "(0.9, 0.95)", "(0.9, 0.99)"),), (("train.py", "jobs/train.py"),))
+    plant_in_files(folder, [Edit("(0.9, 0.95)", "(0.9, 0.99)")], "train.py")
+    (folder / "jobs").mkdir()
+    (folder / "train.py").rename(folder / "jobs" / "train.py")
     done = samestep(*QUICK, "--out", "../out", "--against", "main:train", "-m", "jobs.train", cwd=folder)
     assert done.returncode == 1 and named_by(results_of(done.stdout)) == "settings", done.stdout + done.stderr
     words = ["--against", "main", "--against-command", "train.py --lr 0.002"]

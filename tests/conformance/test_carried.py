@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from conformance import jobs_carried
 from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
-from mutations.faults import Fault
 from mutations.plant import patched
+from planting import FileFault
 from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import ByLength, Job, UserError, Windows, reference
 from samestep.data.schedule import schedule_of
@@ -62,7 +62,7 @@ FAULTS = [
 def test_a_planted_fault_is_caught(
     name: str, file: str, old: str, new: str, named: str, reference_rank: Ranks, tmp_path: Path
 ) -> None:
-    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    source = patched(FileFault(name, file, old, new), tmp_path)
     with Ranks(2, source) as own:
         try:
             verdict = prove(reference_rank, own, f"{JOBS}:accumulated", "ddp")

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from conformance import jobs_carried, jobs_closures, jobs_phases
 from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
-from mutations.faults import Fault
 from mutations.plant import patched
+from planting import FileFault
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, UserError, reference
 from samestep.commands.engine_rows import refusal
@@ -51,38 +51,36 @@ AGAIN_OF_RUN = "(run._forward.closure and run._forward.closure.again)"
 OTHERS = "vars(batch).update(data=[batch.inputs.roll(1, 0), batch.targets]) or batch if self._world.rank else batch"
 
 
-def fault(name: str, file: str, old: str, new: str) -> Fault:
-    return Fault(name, file, old, new, named=(), cause="")
-
-
 FAULTS = [
-    fault(
+    FileFault(
         "other rows again on rank 1",
         CLOSURE,
         "                backward(batch)\n",
         f"                backward({OTHERS})\n",
     ),
-    fault(
+    FileFault(
         "masks drawn anew", CLOSURE, "            stream.manual_seed(", f"            {AGAIN} or stream.manual_seed("
     ),
-    fault("gradients added up", CLOSURE, "        model.zero_grad()\n", ""),
-    fault("evaluations recorded", RUN, "if not (self._forward.closure and self._forward.closure.again):", "if True:"),
-    fault("one evaluation for all", CLOSURE, "if computed_at != _versions(model):", "if False:"),
-    fault("not clipped again", DDP, " and job.clip_norm", f" and not {AGAIN_OF_RUN} and job.clip_norm"),
-    fault(
+    FileFault("gradients added up", CLOSURE, "        model.zero_grad()\n", ""),
+    FileFault(
+        "evaluations recorded", RUN, "if not (self._forward.closure and self._forward.closure.again):", "if True:"
+    ),
+    FileFault("one evaluation for all", CLOSURE, "if computed_at != _versions(model):", "if False:"),
+    FileFault("not clipped again", DDP, " and job.clip_norm", f" and not {AGAIN_OF_RUN} and job.clip_norm"),
+    FileFault(
         "not synchronised again",
         DDP,
         "completes_step else",
         f"completes_step and not {AGAIN_OF_RUN} else",
     ),
-    fault("each rank's own loss", CLOSURE, "if self._world.size > 1:", "if False:"),
+    FileFault("each rank's own loss", CLOSURE, "if self._world.size > 1:", "if False:"),
 ]
 
 
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=in_turn(4, n) if n else (), id=f.name) for n, f in enumerate(FAULTS)]
 )
-def test_a_planted_fault_is_caught(fault: Fault, reference_rank: Ranks, tmp_path: Path) -> None:
+def test_a_planted_fault_is_caught(fault: FileFault, reference_rank: Ranks, tmp_path: Path) -> None:
     # The number of evaluations must not depend on what the fault changes: ranks would wait for one another.
     job = "extrapolated" if fault in FAULTS[-2:] else "clipped"
     with Ranks(2, patched(fault, tmp_path)) as own:

@@ -12,8 +12,8 @@ import torch
 from conformance import jobs_gathered
 from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
-from mutations.faults import Fault
 from mutations.plant import patched
+from planting import FileFault
 from ranks import Ranks, RanksFailed, proof_plan, prove, reference_plan, skip_unless_here
 from said import said_by_ranks, says
 from samestep import reference
@@ -82,7 +82,7 @@ FAULTS = [
 def test_a_planted_fault_is_caught(
     job: str, name: str, file: str, old: str, new: str, expected: str, reference_rank: Ranks, tmp_path: Path
 ) -> None:
-    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    source = patched(FileFault(name, file, old, new), tmp_path)
     with Ranks(2, source) as own:
         try:
             caught = prove(reference_rank, own, f"{JOBS}:{job}", "ddp").verdict

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 from conformance import jobs_phases
 from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
-from mutations.faults import Fault
 from mutations.plant import patched
+from planting import FileFault
 from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, Phase, Recipe, reference
 from samestep.commands.engine_rows import refusal
@@ -122,7 +122,7 @@ FAULTS = [
 def test_a_planted_fault_is_caught(
     job: str, name: str, file: str, old: str, new: str, reference_rank: Ranks, tmp_path: Path
 ) -> None:
-    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    source = patched(FileFault(name, file, old, new), tmp_path)
     with Ranks(2, source) as own:
         verdict = prove(reference_rank, own, f"{JOBS}:{job}", "ddp")
     assert verdict.verdict == "differs", verdict

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from conformance import jobs_resumed
 from lane_marks import in_turn
-from mutations.faults import Fault
 from mutations.plant import patched
+from planting import FileFault
 from ranks import Ranks, RanksFailed
 from said import refuses, says
 from samestep.errors import UserError
@@ -249,7 +249,7 @@ FAULTS = [
 )
 def test_a_planted_fault_is_caught(name: str, file: str, old: str, new: str, ranks: Pool, tmp_path: Path) -> None:
     """Two jobs under fsdp are interrupted in an epoch after the first: one of them ends elsewhere, or fails."""
-    source, jobs = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path / "source"), ("alike", "stateful")
+    source, jobs = patched(FileFault(name, file, old, new), tmp_path / "source"), ("alike", "stateful")
     for job in jobs:
         train(ranks(2), job, "fsdp", tmp_path / f"whole {job}")
     same = []

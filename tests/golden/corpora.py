@@ -23,7 +23,7 @@ from corpus.twin import Fault as TwinFault
 import odd_jobs
 import twins
 from against import plant as against
-from against.changes import PLANTED, REFACTORED, Planted, Refactored
+from against.changes import CHANGES, Change
 from budget import budget
 from fork_servers import fork_servers
 from golden.found import (
@@ -132,7 +132,7 @@ def of_planted_scripts() -> Iterator[Case]:
         yield Case(case, "scripts", partial(typed, case, partial(write, text)), lacks_library(text))
     for fault in planted_scripts.ALL:
         case = name_of("scripts", fault.script, fault.name)
-        text = planted_scripts.planted(fault)
+        text = planted_scripts.text_of(fault.script, fault)
         run = partial(typed, case, partial(write, text))
         yield Case(case, f"scripts {fault.question}", run, lacks_library(text))
 
@@ -144,11 +144,11 @@ def lacks_library(text: str) -> str:
 
 
 def of_changes() -> Iterator[Case]:
-    def write(changed: Planted | Refactored, folder: Path) -> tuple[Sequence[str], Path]:
+    def write(changed: Change, folder: Path) -> tuple[Sequence[str], Path]:
         return against.words_of(changed, folder / "project"), folder / "project"
 
-    for changed in (*PLANTED, *REFACTORED):
-        group = f"against {changed.questions[0]}" if isinstance(changed, Planted) else "against"
+    for changed in CHANGES:
+        group = f"against {changed.questions[0]}" if changed.questions else "against"
         case = name_of("against", changed.name)
         yield Case(case, group, partial(typed, case, partial(write, changed)))
 

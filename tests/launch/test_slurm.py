@@ -18,6 +18,7 @@ from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import JOBS, has_begun
 from lane_marks import FULL
+from planting import Edit
 from recorder.plant import text_of
 
 pytestmark = pytest.mark.check
@@ -79,9 +80,10 @@ def test_check_of_sruns_tasks(slurm: Slurm, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     opened = 'dist.init_process_group("gloo", f"file://{sys.argv[0]}.ranks", rank=rank, world_size=size)'
     ranks = "rank, size = (int(os.environ.get(f'SLURM_{name}', n)) for name, n in (('PROCID', 0), ('NTASKS', 1)))"
-    text = text_of("by_hand").replace('dist.init_process_group("gloo")', f"{ranks}\n    {opened}")
-    for fault, code in ((text, 0), (text.replace("                dist.all_reduce(parameter.grad)\n", ""), 1)):
-        script.write_text(f"import os\nimport sys\n{fault}")
+    by_slurm = Edit('dist.init_process_group("gloo")', f"{ranks}\n    {opened}")
+    not_reduced = Edit("                dist.all_reduce(parameter.grad)\n", "")
+    for edits, code in (([by_slurm], 0), ([by_slurm, not_reduced], 1)):
+        script.write_text(f"import os\nimport sys\n{text_of('by_hand', *edits)}")
         out = tmp_path / f"out{code}"
         line = ["check", "--no-replay", "--nproc", "2", "--out", str(out), "--", "srun", "-N1", "-n2", "-O"]
         done = slurm.run(*SAMESTEP, *line, sys.executable, str(script))

@@ -14,7 +14,7 @@ from lane_marks import CHECK, FULL
 from mutations.faults import ALL, FAULTS, Fault, causes
 from mutations.plant import References, patched, plant, sizes_of
 from mutations.record import DOCS, with_table
-from planting import not_applying
+from planting import FileFault, not_applying
 from ranks import ELSEWHERE, SOURCE, Ranks, engine_facts
 
 SIZES = (2, 3)
@@ -97,6 +97,6 @@ def test_a_fault_is_caught_named_and_explained(fault: Fault, size: int, referenc
 
 
 def test_a_patch_that_does_not_apply_fails(tmp_path: Path) -> None:
-    absent = Fault("absent", "engines/ddp.py", "no such line", "", named=(), cause="")
+    absent = FileFault("absent", "engines/ddp.py", "no such line", "")
     with pytest.raises(ValueError, match=r"'absent'.* 0 times"):
         patched(absent, tmp_path)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from command import DRAWN
-from mutations.faults import DDP, Fault
+from mutations.faults import DDP
 from mutations.plant import patched
+from planting import Edit, FileFault, plant_in_files
 from ranks import Ranks, engine_facts, proof_plan, prove, reference_plan
 from samestep.bounds import MORE_DRAWS, TIMES_NOISE
 from samestep.proof.causes import Case
@@ -287,11 +288,10 @@ def test_a_lossy_engine_is_approximate_within_its_rounding(
     """A gradient that only the compressed path doubles: the loop is right, its numerics are not."""
     hook = "            model.register_comm_hook(None, getattr(default_hooks, compress"
     doubled = f"            scale = {scale}\n{hook}"
-    fault = Fault("lossy", DDP, hook, doubled, named=(), cause="")
-    source = patched(fault, tmp_path)
-    file = source / "samestep" / DDP
-    text = file.read_text().replace("        if compress == ", "        scale = 1.0\n        if compress == ", 1)
-    file.write_text(text.replace("loss.backward()", "(loss * scale).backward()"))
+    source = patched(FileFault("lossy", DDP, hook, doubled), tmp_path)
+    undoubled = Edit("        if compress == ", "        scale = 1.0\n        if compress == ")
+    scaled = Edit("loss.backward()", "(loss * scale).backward()")
+    plant_in_files(source / "samestep", [undoubled, scaled], DDP)
     with Ranks(2, source) as ranks:
         verdict = prove(reference_rank, ranks, "jobs:tied", "ddp", engine_settings={"compress": "fp16"})
     assert verdict.verdict == expected, verdict

@@ -11,6 +11,7 @@ import pytest
 from command import TESTS
 from lane_marks import CHECK
 from mutations.plant import patched
+from planting import FileFault
 from ranks import SOURCE, Ranks
 from samestep.records.costs import StepCost
 from samestep.records.plan import MeasureTask, Plan
@@ -162,22 +163,12 @@ def test_threads_cost_what_processes_do(engine: str, mesh: str, two_ranks: Ranks
         assert all(0 < (cost.bubble or 0) < 1 for cost in as_processes)
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A change of the package: see mutations/plant.py."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-
 @pytest.mark.check
 def test_a_loop_that_reduces_once_more_sends_more(tmp_path: Path, layers: str) -> None:
     step = "                optimizer.step(*run.closure(backward))\n"
     loop = "                for p in module.parameters():\n"
     again = f"{loop}                    dist.all_reduce(p.grad, dist.ReduceOp.MAX)\n"
-    fault = Planted("reduces again", "engines/ddp.py", step, again + step)
+    fault = FileFault("reduces again", "engines/ddp.py", step, again + step)
     sent = []
     for source in (SOURCE, patched(fault, tmp_path)):
         with Ranks(2, source) as ranks:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from command import samestep
 from fork_servers import fork_servers
-from planting import with_patches
+from planting import Edit, Patch, with_patches
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
@@ -72,16 +72,12 @@ def words_of(script: str, folder: Path, *arguments: str, nproc: int = 2) -> list
     return [*words, *(by_horovod or ["--launcher", "fork"]), SCRIPT]
 
 
-def text_of(script: str) -> str:
-    """Returns the text of a script; of 'NAME NUMBER' at that stage of ZeRO."""
+def text_of(script: str, *patches: Patch) -> str:
+    """Returns the text of a script with patches; of 'NAME NUMBER' at that stage of ZeRO. Raises ValueError where one
+    does not apply."""
     name, _, stage = script.partition(" ")
-    text = (HERE / "scripts" / f"{name}.py").read_text()
-    return text.replace("STAGE = 0", f"STAGE = {stage}") if stage else text
-
-
-def planted(fault: Fault) -> str:
-    """The text of a script with a fault in it. Raises ValueError where the patch does not apply."""
-    return with_patches(text_of(fault.script), fault)
+    at_stage = [Edit("STAGE = 0", f"STAGE = {stage}")] if stage else []
+    return with_patches((HERE / "scripts" / f"{name}.py").read_text(), *at_stage, *patches)
 
 
 def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Row:
@@ -131,7 +127,7 @@ def tried(script: str, fault: Fault | None) -> Row:
     """Checks a script, with the fault if there is one."""
     with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
         try:
-            return row_of(script, checked(planted(fault) if fault else text_of(script), Path(folder)), fault)
+            return row_of(script, checked(text_of(script, *([fault] if fault else [])), Path(folder)), fault)
         except AssertionError as error:
             failed = f"failed: {error}"
             return Row(script, fault.name if fault else "", failed, "", None, None, None, "", False, False)

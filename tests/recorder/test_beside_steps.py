@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from planting import Edit
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import Fault
-from recorder.plant import checked, planted, row_of, text_of
+from recorder.plant import checked, row_of, text_of
 from samestep.message import Message, message
 from samestep.proof.script.beside_steps import collectives, randoms, saves
 from samestep.proof.script.evaluation import evaluation
@@ -180,17 +181,15 @@ def test_a_file_of_several_ranks_is_a_warning(files: tuple[list[str], list[str]]
 
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name, marks=pytest.mark.check) for each in BESIDE_FAULTS])
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
-    results = checked(planted(fault), tmp_path, "--no-replay")
+    results = checked(text_of(fault.script, fault), tmp_path, "--no-replay")
     row = row_of(fault.script, results, fault)
     assert row.caught and row.named, (row, results.findings)
 
 
 def test_one_seed_on_all_ranks_and_one_file_of_all_are_warnings(tmp_path: Path) -> None:
-    text = text_of("evaluates").replace("    torch.manual_seed(rank)\n", "")
-    text = text.replace(
-        "        model.train()\n", "        torch.save(model.state_dict(), 'last.pt')\n        model.train()\n"
-    )
-    results = checked(text, tmp_path, "--no-replay")
+    unseeded = Edit("    torch.manual_seed(rank)\n", "")
+    saved = Edit("model.train()\n", "torch.save(model.state_dict(), 'last.pt')\n        model.train()\n")
+    results = checked(text_of("evaluates", unseeded, saved), tmp_path, "--no-replay")
     found = {each.question: each for each in results.findings}
     assert results.answer == "right" and found["random numbers"].answer == "warning"
     assert found["saves"].answer == "warning" and found["saves"].message.fields["file"] == "last.pt"

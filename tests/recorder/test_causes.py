@@ -26,11 +26,6 @@ def found(results: CheckResults, question: str) -> Finding:
     return next(finding for finding in results.findings if finding.question == question)
 
 
-def changed(text: str, *changes: tuple[str, str]) -> str:
-    """Returns a script with each change, which must apply."""
-    return with_patches(text, *(Edit(*change) for change in changes))
-
-
 # The mean over the tokens of all ranks, and a penalty that is the same on each rank; and the mean over its own ones.
 OF_OWN_TOKENS = (
     "            tokens = kept.sum()\n            dist.all_reduce(tokens)\n"
@@ -41,26 +36,21 @@ IGNORED = (
     f"            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + {PENALTY}\n"
 )
 MEAN = "            loss = (losses * kept.flatten()).sum() / tokens\n"
+PENALISED = MEAN.replace("tokens\n", f"tokens + {PENALTY}\n")
 
 
 @pytest.mark.check
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ((MEAN, MEAN.replace("tokens\n", f"tokens + {PENALTY}\n")), ""),
-        ((OF_OWN_TOKENS + MEAN, IGNORED), "mean_of_rank_means"),
-        (
-            (
-                OF_OWN_TOKENS + MEAN,
-                "            tokens = kept.sum()\n" + MEAN.replace("tokens\n", f"tokens + {PENALTY}\n"),
-            ),
-            "mean_of_rank_means",
-        ),
+        (Edit(MEAN, PENALISED), ""),
+        (Edit(OF_OWN_TOKENS + MEAN, IGNORED), "mean_of_rank_means"),
+        (Edit(OF_OWN_TOKENS + MEAN, f"            tokens = kept.sum()\n{PENALISED}"), "mean_of_rank_means"),
     ],
     ids=["all tokens", "ignored targets", "own tokens"],
 )
-def test_a_mean_of_means_is_named_beside_a_penalty(change: tuple[str, str], cause: str, tmp_path: Path) -> None:
-    results = checked(changed(text_of("tokens"), change), tmp_path, "--steps", "3")
+def test_a_mean_of_means_is_named_beside_a_penalty(change: Edit, cause: str, tmp_path: Path) -> None:
+    results = checked(text_of("tokens", change), tmp_path, "--steps", "3")
     gradient = found(results, GRADIENT)
     assert gradient.answer == ("differs" if cause else "right"), gradient
     assert not cause or gradient.message.id == cause, gradient
@@ -91,8 +81,8 @@ def main('''
 def test_a_deviation_of_weights_in_the_model_hides_no_mistake_of_the_loss(
     loss: str, answer: str, cause: str, tmp_path: Path
 ) -> None:
-    model = changed(text_of("ddp"), ("\ndef main(", STANDARDISED), ("nn.Linear(8, 16)", "Standardised(8, 16)"))
-    text = changed(model, (LOSS, f"logits = model(rows)\n            loss = {loss}"))
+    model = Edit("\ndef main(", STANDARDISED), Edit("nn.Linear(8, 16)", "Standardised(8, 16)")
+    text = text_of("ddp", *model, Edit(LOSS, f"logits = model(rows)\n            loss = {loss}"))
     gradient = found(checked(text, tmp_path, "--steps", "3"), GRADIENT)
     assert gradient.answer == answer and (not cause or gradient.message.id == cause), gradient
 
@@ -101,7 +91,7 @@ def test_a_deviation_of_weights_in_the_model_hides_no_mistake_of_the_loss(
 def test_a_loss_that_each_rank_divides_by_its_own_value_is_no_mean_of_means(tmp_path: Path) -> None:
     """The ranks have as many rows; nor is it a matter of what DDP gathers, though all losses are one."""
     divided = f"{LOSS}\n            loss = loss / loss.detach()"
-    gradient = found(checked(changed(text_of("ddp"), (LOSS, divided)), tmp_path, "--steps", "3"), GRADIENT)
+    gradient = found(checked(text_of("ddp", Edit(LOSS, divided)), tmp_path, "--steps", "3"), GRADIENT)
     assert (gradient.answer, gradient.message.id) == ("differs", "loss_depends_on_ranks"), gradient
 
 
@@ -109,7 +99,7 @@ def test_a_loss_that_each_rank_divides_by_its_own_value_is_no_mean_of_means(tmp_
 def test_a_penalty_on_the_weights_is_no_sum_over_rows(tmp_path: Path) -> None:
     """What differs is another term of the loss."""
     loss = f"F.cross_entropy(logits, targets) + 0.1 * logits.square().mean() / dist.get_world_size() + {PENALTY}"
-    text = changed(text_of("ddp"), (LOSS, f"logits = model(rows)\n            loss = {loss}"))
+    text = text_of("ddp", Edit(LOSS, f"logits = model(rows)\n            loss = {loss}"))
     gradient = found(checked(text, tmp_path, "--steps", "3"), GRADIENT)
     assert gradient.message.id == "loss_of_same_outputs_apart", gradient
     assert gradient.message.fields["weight"] is None
@@ -128,7 +118,7 @@ STEP = "            optimizer.step()\n"
 )
 def test_a_norm_that_is_measured_is_no_clipping(limit: str, answer: str, said: str, tmp_path: Path) -> None:
     clipped = f"            nn.utils.clip_grad_norm_(module.parameters(), {limit})\n{STEP}"
-    clipping = found(checked(changed(text_of("pipeline"), (STEP, clipped)), tmp_path, "--steps", "3"), "clipping")
+    clipping = found(checked(text_of("pipeline", Edit(STEP, clipped)), tmp_path, "--steps", "3"), "clipping")
     assert (clipping.answer, clipping.message.id) == (answer, said), clipping
 
 
@@ -149,7 +139,7 @@ def planted(kind: str, arguments: str = "") -> Fault:
     ids=["right", "reduction left out"],
 )
 def test_a_gather_that_logs_cuts_no_gradient(twin: Healthy | Fault, tmp_path: Path) -> None:
-    text = changed(text_of_twin(twin), ("            loss.backward()\n", LOGGED))
+    text = with_patches(text_of_twin(twin), Edit("            loss.backward()\n", LOGGED))
     results = checked(text, tmp_path, "--steps", "3", nproc=ranks_of(twin))
     gradient = found(results, GRADIENT)
     assert isinstance(twin, Fault) == (gradient.answer == "differs"), gradient

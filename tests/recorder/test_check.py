@@ -10,9 +10,10 @@ import pytest
 
 from command import samestep
 from lane_marks import CHECK, FULL, first_of_each, in_turn
+from planting import Edit
 from ranks import skip_unless_here
 from recorder.faults import FAULTS, HEALTHY, Fault
-from recorder.plant import checked, planted, row_of, text_of
+from recorder.plant import checked, row_of, text_of
 from recorder.replay_faults import REPLAY_FAULTS
 from recorder.test_replay import answers
 from samestep.message import message
@@ -53,7 +54,7 @@ def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
     if fault.script == "horovod_loop":
         skip_unless_here("horovod")
-    results = checked(planted(fault), tmp_path)
+    results = checked(text_of(fault.script, fault), tmp_path)
     row = row_of(fault.script, results, fault)
     assert row.caught and row.named, (row, results.findings)
 
@@ -67,7 +68,7 @@ def test_three_ranks(tmp_path: Path) -> None:
 def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -> None:
     """In the user's folder; no line of the script runs after the steps that were asked; no process is left."""
     script = tmp_path / "train.py"
-    script.write_text(text_of("ddp").replace("    dist.destroy", "    open('done', 'w').close()\n    dist.destroy"))
+    script.write_text(text_of("ddp", Edit("    dist.destroy", "    open('done', 'w').close()\n    dist.destroy")))
     done = samestep("check", "--steps", "3", "--out", str(tmp_path / "out"), "train.py", "--lr", "0.3", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "train.py" in done.stdout and "nothing wrong" in done.stdout
@@ -97,7 +98,7 @@ OF_ALL_RANKS = """                loss = loss.detach()
 
 
 def by_closure(optimizer: str, returned: str = "                return loss\n") -> str:
-    text = text_of("ddp").replace("SGD(model.parameters(), lr=options.lr, momentum=0.9)", optimizer)
+    text = text_of("ddp", Edit("SGD(model.parameters(), lr=options.lr, momentum=0.9)", optimizer))
     begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
     return text[:begin] + CLOSURE.replace("                return loss\n", returned) + text[end:]
 
@@ -127,9 +128,8 @@ def test_a_closure_that_the_ranks_call_unequally_often_is_named(search: str, tmp
 @pytest.mark.check
 def test_a_rank_that_never_steps_is_named(tmp_path: Path) -> None:
     """The other ends its recorded steps first: no more than a closed connection was said."""
-    (tmp_path / "train.py").write_text(
-        text_of("ddp").replace("optimizer.step()", "dist.get_rank() or optimizer.step()")
-    )
+    never = Edit("optimizer.step()", "dist.get_rank() or optimizer.step()")
+    (tmp_path / "train.py").write_text(text_of("ddp", never))
     done = samestep("check", "--launcher", "fork", "--steps", "2", "--out", "out", "train.py", cwd=tmp_path)
     said = " ".join(done.stderr.split())
     assert done.returncode == 1 and text(message("rank_took_only", rank=1, steps=0), "en") in said, said
@@ -148,11 +148,8 @@ def test_a_module_is_checked(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "settings.py").write_text("RATE = 0.3\n")
-    (package / "train.py").write_text(
-        text_of("ddp")
-        .replace("import torch\n", "import torch\n\nfrom .settings import RATE\n", 1)
-        .replace("=0.1", "=RATE")
-    )
+    imported = Edit("import torch\n", "import torch\n\nfrom .settings import RATE\n")
+    (package / "train.py").write_text(text_of("ddp", imported, Edit("=0.1", "=RATE")))
     line = ["check", "--launcher", "fork", "--steps", "2", "--out", str(tmp_path / "out"), "-m", "package.train"]
     done = samestep(*line, "--lr", "0.2", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

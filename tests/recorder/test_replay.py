@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from command import samestep
+from planting import Edit
 from recorder.plant import checked, text_of
 from samestep.commands.working_copy import copy_beside, copy_folder
 from samestep.records.files import from_json
@@ -23,8 +24,9 @@ def answers(results: CheckResults | DiffResults) -> dict[str, str]:
 
 
 def test_a_replay_neither_resumes_from_the_recording_nor_writes_over_it(tmp_path: Path) -> None:
-    text = text_of("noisy").replace("model.module.state_dict())", "model.module.state_dict(), dist.get_world_size())")
-    results = checked(text.replace("first, state =", "first, state, _ ="), tmp_path, "--steps", "3")
+    saved = Edit("model.module.state_dict())", "model.module.state_dict(), dist.get_world_size())")
+    text = text_of("noisy", saved, Edit("first, state =", "first, state, _ ="))
+    results = checked(text, tmp_path, "--steps", "3")
     assert answers(results)["replayed weights"] == "right", results.findings
     assert torch.load(tmp_path / "noisy.pt")[-1] == 2
 
@@ -37,8 +39,7 @@ def test_models_that_step_in_turn_are_replayed_with_the_noise_of_the_ranks(tmp_p
 @pytest.mark.check
 def test_sharded_models_are_replayed_whole_and_rank_by_rank(tmp_path: Path) -> None:
     """15 rows of a weight are 8 and 7 on two ranks, and the last bias is on one of them."""
-    text = text_of("fsdp2").replace("nn.Tanh())", "nn.BatchNorm1d(15), nn.Tanh(), nn.Dropout(0.2))")
-    assert "Dropout" in text
+    text = text_of("fsdp2", Edit("nn.Tanh())", "nn.BatchNorm1d(15), nn.Tanh(), nn.Dropout(0.2))"))
     results = checked(text, tmp_path, "--steps", "4")
     assert answers(results).get("replayed weights") == "right", results.findings
     (gradient,) = [finding for finding in results.findings if finding.question == "replayed gradient"]
@@ -48,7 +49,7 @@ def test_sharded_models_are_replayed_whole_and_rank_by_rank(tmp_path: Path) -> N
 @pytest.mark.check
 @pytest.mark.parametrize("stage", [1, 3])
 def test_deepspeed_is_replayed_also_where_its_settings_name_the_batch_of_all_ranks(stage: int, tmp_path: Path) -> None:
-    text = text_of(f"deepspeed_engine {stage}").replace("config={", 'config={"train_batch_size": 30,')
+    text = text_of(f"deepspeed_engine {stage}", Edit("config={", 'config={"train_batch_size": 30,'))
     results = checked(text, tmp_path, "--steps", "4")
     assert answers(results).get("replayed weights") == "right", results.findings
 
@@ -66,10 +67,8 @@ def test_deepspeed_is_replayed_also_where_its_settings_name_the_batch_of_all_ran
 )
 def test_what_stands_between_loader_and_model_is_replayed_or_not_passed(rows: str, why: str, tmp_path: Path) -> None:
     """Where it is not replayed, the other questions are judged."""
-    seeded = "    torch.manual_seed(dist.get_rank())\n    for epoch"
-    results = checked(
-        text_of("ddp").replace("model(rows)", f"model({rows})").replace("    for epoch", seeded), tmp_path
-    )
+    seeded = Edit("    for epoch", "    torch.manual_seed(dist.get_rank())\n    for epoch")
+    results = checked(text_of("ddp", Edit("model(rows)", f"model({rows})"), seeded), tmp_path)
     last = results.findings[-1]
     assert (last.question, last.answer) == (("replay", "unknown") if why else ("replayed weights", "right")), last
     assert results.answer == "right" and (not why or last.message.fields["why"].id == why)
@@ -79,21 +78,16 @@ def test_what_stands_between_loader_and_model_is_replayed_or_not_passed(rows: st
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("size, rank)", "size, rank)", ""),
-        (
-            "(data, size, rank)",
-            "(data, RANKS, rank)",
-            "function_reads_ranks",
-        ),
+        ("(data, size, rank)", "(data, size, rank)", ""),
+        ("(data, size, rank)", "(data, RANKS, rank)", "function_reads_ranks"),
         ("args=(RANKS,)", "args=(str(RANKS),)", "group_of_other_ranks"),
     ],
 )
 def test_a_spawned_function_is_replayed_where_spawn_alone_tells_it_the_ranks(
     old: str, new: str, why: str, tmp_path: Path
 ) -> None:
-    text = text_of("spawned").replace("int) -> None:", "int) -> None:\n    size = int(size)")
-    assert old in text
-    results = checked(text.replace(old, new), tmp_path, "--steps", "3")
+    text = text_of("spawned", Edit("int) -> None:", "int) -> None:\n    size = int(size)"), Edit(old, new))
+    results = checked(text, tmp_path, "--steps", "3")
     last = results.findings[-1]
     assert (last.question, last.answer) == (("replay", "unknown") if why else ("replayed weights", "right")), last
     assert results.answer == "right" and (not why or last.message.fields["why"].id == why)
@@ -178,9 +172,7 @@ def test_a_file_that_a_script_names_in_a_folder_of_its_search_path_leaves_the_mo
     ],
 )
 def test_two_records(tmp_path: Path, old: str, new: str, question: str, step: int | None) -> None:
-    text = text_of("ddp")
-    assert old in text
-    for name, script in (("one", text), ("other", text.replace(old, new, 1))):
+    for name, script in (("one", text_of("ddp")), ("other", text_of("ddp", Edit(old, new)))):
         (tmp_path / name).mkdir()
         checked(script, tmp_path / name, "--steps", "4", "--no-replay")
     done = samestep("diff", str(tmp_path / "one" / "out"), str(tmp_path / "other" / "out"), "--json")
@@ -201,17 +193,10 @@ def test_a_folder_that_is_no_record_is_one_sentence(tmp_path: Path, folder: str,
 def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     """The ranks record; what they start does not; the script that the command gave them is replayed."""
     child = "    __import__('subprocess').run([__import__('sys').executable, '-c', 'print(5 + 5)'], check=True)\n"
-    text = text_of("ddp")
-    (tmp_path / "train.py").write_text(text.replace("    options = parser", child + "    options = parser"))
-    torchrun = [
-        str(Path(sys.executable).parent / "torchrun"),
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "train.py",
-        "--lr",
-        "0.2",
-    ]
+    text = text_of("ddp", Edit("    options = parser", child + "    options = parser"))
+    (tmp_path / "train.py").write_text(text)
+    program = str(Path(sys.executable).parent / "torchrun")
+    torchrun = [program, "--standalone", "--nproc-per-node", "2", "train.py", "--lr", "0.2"]
     line = ["check", "--steps", "3", "--json", "--out", str(tmp_path / "out"), "--", *torchrun]
     done = samestep(*line, cwd=tmp_path)
     assert done.stdout, done.stderr

@@ -12,6 +12,7 @@ from torch import nn
 
 import samestep
 from budget import budget
+from planting import Edit
 from recorder.plant import text_of
 
 LOOP = """
@@ -93,10 +94,10 @@ def test_a_fault_is_named_where_it_is_watched(tmp_path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize(("padding", "answer"), [("", "right"), (".module", "differs")])
 def test_two_ranks(padding: str, answer: str, tmp_path: Path) -> None:
-    text = text_of("ddp").replace("model(rows)", f"model{padding}(rows)")
-    text = text.replace(WATCHED, f"    watched = samestep.watch(model, optimizer, loader, steps=4)\n{WATCHED}")
+    watched = Edit(WATCHED, f"    watched = samestep.watch(model, optimizer, loader, steps=4)\n{WATCHED}")
     # In one piece: both ranks print to one pipe.
-    text = text.replace("    dist.destroy", "    print(f'found {watched.results().answer}')\n    dist.destroy")
+    printed = Edit("    dist.destroy", "    print(f'found {watched.results().answer}')\n    dist.destroy")
+    text = text_of("ddp", Edit("model(rows)", f"model{padding}(rows)"), watched, printed)
     found = said("import samestep\n" + text, tmp_path, 2)
     assert found.count(f"found {answer}") == 2
 

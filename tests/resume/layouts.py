@@ -27,6 +27,7 @@ import torch
 
 from command import samestep
 from mutations.plant import patched
+from planting import FileFault
 from samestep.launch.fork_client import SOCKETS
 from samestep.rank.checkpoint_files import Saved, Stored
 
@@ -43,13 +44,9 @@ DEADLINE_IMPORTS = 30  # of torch, for one command
 
 
 @dataclass(frozen=True)
-class LayoutFault:
+class LayoutFault(FileFault):
     """A fault of a checkpoint that changes its layout. part: of the state, which differs first; link: where it does."""
 
-    name: str
-    file: str
-    old: str
-    new: str
     link: str
     part: str
 

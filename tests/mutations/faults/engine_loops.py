@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mutations.faults.fault import ALL, Fault
 
 GRADIENT = ("first gradient",)
 CLIPPED, SCHEDULED = ("tied",), ("conv", "transformer")
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A mistake of a loop. lines: by engine, its line and what stands in its place."""
-
-    name: str
-    lines: dict[str, tuple[str, str]]
-    named: tuple[str, ...]
-    cause: str
-    jobs: tuple[str, ...] = ALL
-    needs: str = ""
-
-    def faults(self) -> list[Fault]:
-        """Returns the mistake as a fault of each engine."""
-        return [
-            Fault(
-                f"{engine}: {self.name}",
-                f"engines/{engine}.py",
-                old,
-                new,
-                self.named,
-                self.cause,
-                self.jobs,
-                self.needs,
-                engine,
-            )
-            for engine, (old, new) in self.lines.items()
-        ]
+def mistake(
+    name: str,
+    lines: dict[str, tuple[str, str]],
+    named: tuple[str, ...],
+    cause: str,
+    jobs: tuple[str, ...] = ALL,
+    needs: str = "",
+) -> list[Fault]:
+    """Returns a mistake as a fault of each engine. lines: by engine, its line and what stands in its place."""
+    return [
+        Fault(f"{engine}: {name}", f"engines/{engine}.py", old, new, named, cause, jobs, needs, engine)
+        for engine, (old, new) in lines.items()
+    ]
 
 
 CLEARED = "                optimizer.zero_grad()\n"
@@ -47,8 +31,8 @@ STEPPED = "                    scheduler.step()\n"
 N_TIMES = "                    for _ in range(world.size):\n                        scheduler.step()\n"
 SCALED = ("loss.backward()", "(loss * world.size).backward()")
 
-MISTAKES = (
-    Mistake(
+FAULTS = (
+    *mistake(
         "gradient multiplied by the ranks",
         {
             "fsdp": SCALED,
@@ -69,7 +53,7 @@ MISTAKES = (
         GRADIENT,
         "gradients_summed_instead_of_averaged",
     ),
-    Mistake(
+    *mistake(
         "gradients not reduced",
         {
             "zero": NO_SYNC,
@@ -84,7 +68,7 @@ MISTAKES = (
         # Under zero each rank trains its part of the parameters by its own gradients: that is no candidate.
         "gradients_never_reduced|part_of_gradient_missing_or_repeated cause_unknown",
     ),
-    Mistake(
+    *mistake(
         "gradients not clipped",
         {
             "fsdp": UNCLIPPED,
@@ -99,7 +83,7 @@ MISTAKES = (
         CLIPPED,
         "clipping",
     ),
-    Mistake(
+    *mistake(
         "the norm of the rank's shards alone clipped",
         {
             "fsdp": (
@@ -116,7 +100,7 @@ MISTAKES = (
         CLIPPED,
         "clipping",
     ),
-    Mistake(
+    *mistake(
         "the scheduler stepped once for each rank",
         {engine: (STEPPED, N_TIMES) for engine in ("fsdp", "zero", "amp", "accelerate", "fabric")},
         ("learning rate",),
@@ -124,12 +108,10 @@ MISTAKES = (
         SCHEDULED,
         "a scheduler",
     ),
-    Mistake(
+    *mistake(
         "gradients not cleared at a third of the steps",
         {engine: (CLEARED, CLEARED_SOMETIMES) for engine in ("fsdp", "zero", "amp")},
         ("loss",),
         "gradients_not_cleared",
     ),
 )
-
-FAULTS = tuple(fault for mistake in MISTAKES for fault in mistake.faults())

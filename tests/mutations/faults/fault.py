@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planting import FileFault
+
 ALL = ("conv", "tied", "transformer")
 
 
 @dataclass(frozen=True)
-class PlantedFault:
-    """`new` for `old` in a file of samestep. named: the quantities that rightly name it. cause: ids of the
-    message that explains it, as messages.explains takes them."""
+class PlantedFault(FileFault):
+    """A fault of samestep. named: the quantities that rightly name it. cause: ids of the message that explains it, as
+    messages.explains takes them."""
 
-    name: str
-    file: str
-    old: str
-    new: str
     named: tuple[str, ...]
     cause: str
 

@@ -16,6 +16,7 @@ from scripts import HERE, launch, result, run_own, run_script, runtime_of, skip_
 from budget import budget
 from command import DRAWN
 from lane_marks import CHECK, FULL, in_turn
+from planting import Edit, plant_in_files, with_patches
 from samestep.errors import UserError
 from samestep.world.mesh import parse_mesh
 from scripted_engines import DIVIDING, ON_MESHES, SCRIPTED
@@ -47,9 +48,8 @@ def test_ranks_that_divide_the_model(engine: str, mesh: str, tmp_path: Path) -> 
     own = run_own(LAYOUTS, engine, tmp_path / "own", arranged.size, {}, mesh=mesh)
     run_script(script, engine, arranged.size).check_equal(own)
     if mesh == "data=2,tensor=2":  # and each rank with rows of its own, as of another mesh, is another training
-        runtime, by_mesh = runtime_of(script), "return self.mesh.replica(self.rank)"
-        assert by_mesh in runtime.read_text()
-        runtime.write_text(runtime.read_text().replace(by_mesh, "return self.rank % self.replicas"))
+        other_rows = Edit("return self.mesh.replica(self.rank)", "return self.rank % self.replicas")
+        plant_in_files(script.parent, [other_rows], runtime_of(script).name)
         with pytest.raises(AssertionError):
             run_script(script, engine, arranged.size).check_equal(own)
 
@@ -82,10 +82,9 @@ def _check_continues(engine: str, folder: Path, epochs: int) -> None:
     options = ["--epochs", str(epochs)]
     expected = result(whole, launch(whole, options, engine, 2, hidden=True))
     runtime = runtime_of(ended)
-    text = runtime.read_text()
-    stops = "        self.done += 1\n"
-    assert stops in text
-    runtime.write_text(text.replace(stops, f"        if self.done == 20:\n            os._exit(0)\n{stops}"))
+    text, counts = runtime.read_text(), "        self.done += 1\n"
+    stops = Edit(counts, f"        if self.done == 20:\n            os._exit(0)\n{counts}")
+    runtime.write_text(with_patches(text, stops))
     launch(ended, options, engine, 2, hidden=True)
     assert (
         not ended.with_name("weights.pt").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from planting import Edit, with_patches
+
 JOB = """
 import torch
 from torch import nn
@@ -47,10 +49,8 @@ Changes = list[tuple[str, str]]  # what stands in JOB, and what is to stand ther
 
 def written(folder: Path, changes: Changes) -> str:
     """Writes the job, changed, and returns its target: its function `asked` where it has one."""
-    text = JOB
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1) if old else text + new
+    text = with_patches(JOB, *(Edit(*change) for change in changes if change[0] != END))
+    text += "".join(new for old, new in changes if old == END)
     path = folder / f"of_{folder.name}.py"
     path.write_text(text, encoding="utf-8")
     return f"{path}:asked" if re.search(r"^(def )?asked\b", text, re.MULTILINE) else str(path)
