@@ -15,7 +15,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.frozen_weights import untrained
 from samestep.proof.script.replay import not_replayed, replayed_rates, replayed_weights
-from samestep.proof.script.rows import order, rows
+from samestep.proof.script.rows import order, other_rows_within, rows
 from samestep.proof.script.slices import Unclipped, loss_weights_of_slices
 from samestep.proof.script.step_gradients import coarser_of
 from samestep.proof.script.updates import rates, schedule, updates
@@ -163,17 +163,8 @@ def _other_rows(division: Division, ranks: Ranks) -> Finding | None:
     layout = division.layout
     if division.axis != "tensor" or layout.shares_rows:
         return None
-    first, second = layout.replicas[0][:2]
-    cause = message(
-        "replica_reads_other_rows",
-        axis=division.axis,
-        data="data",
-        ranks=[first, second],
-        replicas=len(layout.replicas),
-    )
-    expected, found = message("rows_of_rank", rank=first), message("other_rows")
-    quantity = f"rows along {division.axis}"
-    return differs("rows", quantity, cause, step=0, rank=second, expected=expected, found=found)
+    replica, replicas = layout.replicas[0], len(layout.replicas)
+    return other_rows_within(replica, replica[1], axis=division.axis, data_axis="data", replicas=replicas, step=0)
 
 
 # Tensors that several ranks hold

@@ -18,6 +18,7 @@ from samestep.proof.script.fit import Array, norm
 from samestep.proof.script.gradient_comparison import GradientComparison
 from samestep.proof.script.gradients import UNEXPLAINED
 from samestep.proof.script.layout import TensorLayout
+from samestep.proof.script.rows import other_rows_within
 from samestep.proof.script.step_gradients import StepGradients, reduced_apart
 from samestep.records.findings import Finding
 from samestep.records.script import BUCKETS, STEP, TAKEN, ScriptRecord, of_kind
@@ -64,18 +65,9 @@ def _rows(ranks: Ranks, layout: TensorLayout, record: ReplicaRecord) -> Finding 
                 continue
             batches = [[batch.rows for batch in ranks[rank].steps[step].micro_batches] for rank in replica]
             apart = [rank for rank, of_rank in zip(replica, batches) if of_rank != batches[0]]
-            if not apart:
-                continue
-            cause = message(
-                "replica_reads_other_rows",
-                axis=layout.axis,
-                data=layout.data_axis,
-                ranks=[replica[0], apart[0]],
-                replicas=len(layout.replicas),
-            )
-            expected, found = message("rows_of_rank", rank=replica[0]), message("other_rows")
-            quantity = f"rows along {layout.axis}"
-            return differs("rows", quantity, cause, step=step, rank=apart[0], expected=expected, found=found)
+            if apart:
+                axes = {"axis": layout.axis, "data_axis": layout.data_axis}
+                return other_rows_within(replica, apart[0], replicas=len(layout.replicas), step=step, **axes)
     return None
 
 

@@ -397,3 +397,17 @@ def rows_along_stages(stages: Sequence[Ranks]) -> Finding | None:
         if batch_apart(first, last):
             return Finding("rows", "unknown", message("stages_may_read_other_rows", ranks=[first.rank, last.rank]))
     return None
+
+
+# Within a replica
+
+
+def other_rows_within(
+    replica: Sequence[int], rank: int, *, axis: str, data_axis: str, replicas: int, step: int
+) -> Finding:
+    """Returns the finding about a rank that reads other rows than the first rank of its replica, along an axis of which
+    each rank computes a piece of the same batch."""
+    ranks = [replica[0], rank]
+    cause = message("replica_reads_other_rows", axis=axis, data=data_axis, ranks=ranks, replicas=replicas)
+    expected, found = message("rows_of_rank", rank=replica[0]), message("other_rows")
+    return differs("rows", f"rows along {axis}", cause, step=step, rank=rank, expected=expected, found=found)
