@@ -35,8 +35,14 @@ def one_process_decides(findings: Sequence[Finding]) -> bool:
 
 
 def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
-    """Returns a finding about the factor of a loss, which is the loss's own where one process has the same gradient."""
-    if finding.answer != "differs" or finding.message.id not in OF_RANKS or replayed != "right":
+    """Returns a finding about gradients; where one process has the same gradient, the factor of a loss is the loss's
+    own, and what the script does to the mean is right."""
+    if replayed != "right":
+        return finding
+    if finding.message.id == "gradients_changed_alike" and finding.question == "gradient":
+        steps = finding.message.fields["steps"]
+        return Finding(finding.question, "right", message("gradients_changed_as_in_one_process", steps=steps))
+    if finding.answer != "differs" or finding.message.id not in OF_RANKS:
         return finding
     return Finding(finding.question, "right", message("one_process_has_the_factor", warning=finding.message))
 

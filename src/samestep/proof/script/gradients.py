@@ -22,7 +22,8 @@ FEW = 4  # elements a step: of losses and counts that a script prints
 UNKNOWN_FACTOR = "losses_have_an_unknown_factor"
 NOT_CLEARED = "gradients_never_cleared"
 # Findings that a layout of the ranks, or a communication hook, may explain more closely.
-UNEXPLAINED = {"gradient_of_no_known_mistake", *OF_WEIGHTS}
+NO_KNOWN_MISTAKE = "gradient_of_no_known_mistake"
+UNEXPLAINED = {NO_KNOWN_MISTAKE, *OF_WEIGHTS}
 
 
 def gradient(ranks: Ranks, record: Record) -> list[Finding]:
@@ -34,7 +35,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if not several and all(step.cleared for step in ranks[0].steps):
         return [_cleared(ranks)]
     worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
-    by_optimizer = clipped = by_numbers = 0
+    by_optimizer = clipped = by_numbers = changed = 0
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
@@ -64,6 +65,10 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             scales.append(Finding("loss weight", "unknown", message("gradients_weighed_by_numbers")))
             continue
         finding = _reduction(gradients, ranks, step, before, weights)
+        if finding and finding.message.id == NO_KNOWN_MISTAKE and gradients.are_alike():
+            changed += 1
+            scales.append(Finding("loss weight", "unknown", message("changed_by_own_code")))
+            continue
         if finding and several and not gradients.are_own() and finding.message.id != NOT_CLEARED:
             shared = message("optimizers_share_a_backward", cause=finding.message)
             finding = Finding("gradient", "unknown", shared)
@@ -87,7 +92,10 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         said = message("gradients_are_the_mean_by_numbers", steps=len(scales), weighed=by_numbers)
     if by_optimizer:
         said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
-    right, wrong = Finding("gradient", "right", said), [scale for scale in scales if scale.answer == "differs"]
+    right = Finding("gradient", "right", said)
+    if changed:
+        right = Finding("gradient", "unknown", message("gradients_changed_alike", steps=changed))
+    wrong = [scale for scale in scales if scale.answer == "differs"]
     if wrong:
         # The gravest mistake is told; of the steps that have it the first one.
         gravest = largest(wrong).message.id
@@ -272,7 +280,7 @@ def _cause(
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))
     if weights and (unequal := weights.cause()):
         return unequal, distance
-    return message("gradient_of_no_known_mistake", wrong=len(names), parameters=len(all_names)), distance
+    return message(NO_KNOWN_MISTAKE, wrong=len(names), parameters=len(all_names)), distance
 
 
 def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:

@@ -163,6 +163,12 @@ class StepGradients:
         before."""
         return all(self.is_own(*pair) for pair in self.not_mean)
 
+    def are_alike(self) -> bool:
+        """Returns whether all ranks have the same gradients, to the last bit."""
+        return self.size > 1 and all(
+            np.array_equal(of_rank[name], self.reduced[0][name]) for of_rank in self.reduced for name in self.names
+        )
+
     def are_own_clipped(self) -> bool:
         """Returns whether each gradient that is not the mean is the rank's own times a factor, at most one."""
         for rank, name in self.not_mean:
