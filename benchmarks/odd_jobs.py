@@ -24,6 +24,7 @@ from samestep.message import Message
 from samestep.proof.one_process import one_process
 from samestep.proof.plan import held_layouts
 from samestep.proof.trace import Expectation
+from samestep.records.inspection import Question
 from samestep.records.plan import LayoutPlan, ReferencePlan
 from samestep.records.results import OneProcess
 from samestep.tasks.inspect.job import inspect_job
@@ -37,7 +38,7 @@ WORDS = {"yes": "yes", "as expected": "no, as expected", "no": "no", "not known"
 
 def answer(target: str, replicas: int) -> OneProcess:
     """Returns what `verify` answers for a job, as the reference alone decides it."""
-    facts = inspect_job(target, {}, replicas, None, "cpu")
+    facts = inspect_job(Question(target, proves=True), replicas, "cpu")
 
     def play(*layouts: LayoutPlan) -> list[Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -47,10 +48,10 @@ def answer(target: str, replicas: int) -> OneProcess:
                 target,
                 {},
                 layouts,
-                facts.proof_steps,
+                facts.proof.steps,
                 replicas,
-                rows=facts.proof_rows,
-                extremes=facts.extremes,
+                rows=facts.proof.rows,
+                extremes=facts.proof.extremes,
             )
             record: Any = SimpleNamespace(ranks=[SimpleNamespace(layouts=play_reference(plan, World()))])
         return [Expectation(record, number) for number in range(len(layouts))]

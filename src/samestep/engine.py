@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 from samestep.errors import UserError, nearest_engine
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.world import World
-from samestep.world.foreign_code import as_exceptions
+from samestep.world.plug_ins import PlugIns
 
 State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
@@ -193,29 +188,23 @@ class Engine:
         return self.axes[0] not in ("data", "shard")
 
 
+_ENGINES = PlugIns("samestep.engines", GROUP, "ENGINE", Engine)
+
+
 def names() -> list[str]:
     """Lists the engines without importing them: the files in engines/, and the entry points of other packages in the
     group `samestep.engines`."""
-    return sorted(builtin_names() | {point.name for point in _external_engines()})
+    return sorted({*_ENGINES.own, *_ENGINES.of_other_packages})
 
 
 def shadowed_names() -> list[str]:
     """Lists the engines of other packages that have the name of a built-in engine, as 'package.name'; none is used."""
-    points = [point for point in _external_engines() if point.name in builtin_names()]
-    return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)
+    return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in _ENGINES.shadowed)
 
 
-@cache
-def _external_engines() -> tuple[EntryPoint, ...]:
-    """Returns the engines of other packages. Cached: the search takes 10 ms, and runs for every engine."""
-    return tuple(entry_points(group=GROUP))
-
-
-@cache
-def builtin_names() -> set[str]:
+def builtin_names() -> frozenset[str]:
     """Returns the built-in engines: the files in engines/."""
-    folder = str(Path(__file__).with_name("engines"))
-    return {m.name for m in pkgutil.iter_modules([folder])}
+    return _ENGINES.own
 
 
 def check(name: str) -> None:
@@ -227,15 +216,7 @@ def check(name: str) -> None:
 def load(name: str) -> Engine:
     """Imports an engine. Raises UserError when there is no such engine, or its module has no ENGINE."""
     check(name)
-    if name in builtin_names():
-        engine: Engine = importlib.import_module(f"samestep.engines.{name}").ENGINE
-        return engine
-    with as_exceptions():
-        loaded = next(point for point in _external_engines() if point.name == name).load()
-        declared = getattr(loaded, "ENGINE", loaded)
-    if not isinstance(declared, Engine):
-        raise UserError(f"its ENGINE is no Engine of {__name__}, or it has none")
-    return declared
+    return _ENGINES.load(name)
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> Message | None:

@@ -53,9 +53,11 @@ def test_the_memory_is_that_of_the_reference_or_of_one_machines_ranks(
 ) -> None:
     """Of a model so large that nothing else counts."""
     job = SimpleNamespace(
-        parameters=10**12, proof_rows=0, global_batch=8, micro_batches={}, row_bytes=0.0, row_s=0.0, costly=False
+        data=SimpleNamespace(global_batch=8, micro_batches={}),
+        model=SimpleNamespace(parameters=10**12, row_bytes=0.0, row_s=0.0),
+        proof=SimpleNamespace(rows=0, steps=8, costly=False),
     )
-    study: Any = SimpleNamespace(job=SimpleNamespace(**vars(job), proof_steps=8), size=processes)
+    study: Any = SimpleNamespace(job=job, size=processes)
     study.machines = SimpleNamespace(nnodes=nnodes)
     study.setup = SimpleNamespace(quick=False)
     facts = EngineFacts("ddp", True, processes=processes, layout=Layout(processes), numerics=Numerics())

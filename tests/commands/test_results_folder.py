@@ -35,7 +35,7 @@ def study(setup: Setup, **other: Any) -> Any:
         setup=setup,
         nproc=facts["nproc"],
         machines=Machines(facts["nnodes"], single_launch=True),
-        job=SimpleNamespace(source=facts["source"], proof_steps=facts["steps"], second=None),
+        job=SimpleNamespace(source=facts["source"], proof=SimpleNamespace(steps=facts["steps"], second=None)),
         inspection=SimpleNamespace(machine=SimpleNamespace(torch=facts["torch"])),
     )
 

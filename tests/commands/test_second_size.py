@@ -29,11 +29,11 @@ from samestep.errors import UserError
 from samestep.launch.fork_client import SOCKETS
 from samestep.message import as_said, message
 from samestep.proof.plan import second_steps
-from samestep.records.inspection import EngineFacts, SecondSize
+from samestep.records.inspection import EngineFacts, Question, SecondSize
 from samestep.records.plan import second_size
 from samestep.records.results import Divergence, Verdict
 from samestep.report.verdicts import left_out, proven_second
-from samestep.tasks.inspect.engines import on_other_meshes
+from samestep.tasks.inspect.engines import demands_of
 from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import Mesh, parse_mesh
 
@@ -67,7 +67,8 @@ def test_the_second_number_shows_what_the_first_one_hides(ranks: int, global_bat
 def test_of_a_costly_step_it_takes_half_as_many(
     costly: bool, proof_steps: int, phases: dict[str, str], steps: int
 ) -> None:
-    job: Any = SimpleNamespace(costly=costly, proof_steps=proof_steps, phases=phases)
+    proof = SimpleNamespace(costly=costly, steps=proof_steps)
+    job: Any = SimpleNamespace(proof=proof, optimizer=SimpleNamespace(phases=phases))
     assert second_steps(job) == steps
 
 
@@ -143,7 +144,7 @@ def test_where_each_rank_has_a_gpu_they_are_processes(
 ) -> None:
     facts = replace(FIVE, devices=devices, no_threads=no_threads, layout=Layout(replicas=5))
     second = SimpleNamespace(ranks=5, varying_calls={}, refused=None)
-    job: Any = SimpleNamespace(second_of=lambda _: second)
+    job: Any = SimpleNamespace(proof=SimpleNamespace(second_of=lambda _: second))
     row = Row("torchrun", replace(TWO, layout=Layout(replicas=2)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_rows, "refusal", lambda *_: None)
@@ -220,16 +221,8 @@ def second_mesh(engine: str, mesh: str = "", also: int | None = None, **settings
     """The second mesh of an engine, on two ranks or those of `mesh`."""
     given = parse_mesh(mesh)
     row = engine_facts(engine, given.size if given else 2, mesh=mesh)
-    facts = inspect_job(
-        DIVISIBLE,
-        settings,
-        row.processes,
-        8,
-        "cpu",
-        fewer=[row.replicas],
-        on_other_meshes=on_other_meshes([row], [], also),
-    )
-    return facts.second_of(row)
+    question = Question(DIVISIBLE, settings, steps=8, also=also, proves=True, mesh=row.mesh)
+    return inspect_job(question, row.processes, "cpu", demands_of([row], question, "cpu")).proof.second_of(row)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ from samestep.errors import UserError
 from samestep.rank import listeners
 from samestep.records.plan import EvaluateTask, RunTask
 
-JOB: Any = SimpleNamespace(metrics={"accuracy": "max", "error": "min"}, pretrained=())  # what a plan needs of a job
+# What a plan needs of a job.
+JOB: Any = SimpleNamespace(
+    evaluation=SimpleNamespace(metrics={"accuracy": "max", "error": "min"}), model=SimpleNamespace(pretrained=())
+)
 
 
 def test_options_are_words_again() -> None:

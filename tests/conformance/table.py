@@ -21,12 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from inspected_job import demands, inspected_job
 from ranks import ELSEWHERE, KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
-from samestep.tasks.inspect.engines import dividing_engines
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -185,11 +184,10 @@ def _inspected(
 ) -> JobFacts:
     """dividing: the engine whose ranks divide the model, its settings, and the mesh."""
     if dividing is None:
-        return inspect_job(job, dict(settings), size, 8, "cpu")
+        return inspected_job(job, dict(settings), size)
     engine, given, mesh = dividing
     row = engine_facts(engine, size, dict(given), mesh)
-    divides = dividing_engines([row], [engine], "cpu")
-    return inspect_job(job, dict(settings), size, 8, "cpu", fewer=[row.replicas], dividing=divides)
+    return inspected_job(job, dict(settings), size, engines=demands(row))
 
 
 def measure(bench: Bench, name: str, behaviours: Sequence[str] = (*BEHAVIOURS,)) -> dict[str, str]:

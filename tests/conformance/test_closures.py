@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from conformance import jobs_carried, jobs_closures, jobs_phases
 from conformance.table import EXACT
+from inspected_job import inspected_job
 from lane_marks import in_turn, on_engines
 from mutations.plant import patched
 from planting import FileFault
@@ -22,7 +23,6 @@ from samestep import Job, UserError, reference
 from samestep.commands.engine_rows import refusal
 from samestep.engine import Layout
 from samestep.message import message
-from samestep.tasks.inspect.job import inspect_job
 
 JOBS = f"{Path(__file__).parent}/jobs_closures.py"
 NAMES = ("line_search", "normalized", "clipped", "averaged", "few", "extrapolated")
@@ -150,14 +150,14 @@ REFUSING = [name for name in (*EXACT, "amp") if name not in ENGINES]
 
 @pytest.mark.parametrize("engine", REFUSING)
 def test_who_gives_no_closure_says_so(engine: str) -> None:
-    facts = inspect_job(f"{JOBS}:clipped", {}, 2, None, "cpu")
-    assert facts.needs_closure
+    facts = inspected_job(f"{JOBS}:clipped", {}, 2, steps=None)
+    assert facts.optimizer.needs_closure
     why = message("engine_gives_no_closure", engine=engine, optimizer="LBFGS", others=[])
     assert refusal(engine_facts(engine, 2), facts) == why
 
 
 def test_what_is_inexact_gives_none() -> None:
-    facts = inspect_job(f"{JOBS}:clipped", {}, 2, None, "cpu")
+    facts = inspected_job(f"{JOBS}:clipped", {}, 2, steps=None)
     assert refusal(engine_facts("ddp", 2), facts) is None
     for engine, setting in {"ddp": "compress=fp16", "horovod": "compress=fp16", "fabric": "precision=bf16"}.items():
         chosen = engine_facts(engine, 2, dict([setting.split("=")]))

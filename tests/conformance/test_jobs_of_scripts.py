@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from conformance.table import EXACT
+from inspected_job import inspected_job
 from lane_marks import shared_out
 from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.engine_rows import refusal
@@ -20,7 +21,6 @@ from samestep.message import as_said, message
 from samestep.rank.fsdp_units import units_of
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
-from samestep.tasks.inspect.job import inspect_job
 
 FILE = f"{Path(__file__).parent}/jobs_of_scripts.py"
 IMPORTS = "torchmetrics transformers.modeling_outputs"  # of the jobs
@@ -97,7 +97,7 @@ class Bench(ExitStack):
 
 @cache
 def _inspected(name: str, chosen: str, size: int) -> JobFacts:
-    return inspect_job(f"{FILE}:{name}", {"name": chosen} if chosen else {}, size, 8, "cpu")
+    return inspected_job(f"{FILE}:{name}", {"name": chosen} if chosen else {}, size)
 
 
 @pytest.fixture(scope="module")

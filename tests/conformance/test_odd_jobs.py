@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from inspected_job import inspected_job
 from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan, skip_unless_here
 from said import said_by_ranks, says
 from samestep.commands.engine_rows import refusal
 from samestep.message import message
 from samestep.proof.trace import Expectation
-from samestep.tasks.inspect.job import inspect_job
 
 ODD = f"{Path(__file__).parent}/jobs_odd.py"
 
@@ -53,7 +53,7 @@ def test_what_does_not_repeat_itself_is_refused(ranks: Callable[[int], Ranks], r
 
 
 def test_a_scalar_parameter_is_refused_where_it_cannot_train() -> None:
-    job = inspect_job(f"{ODD}:scalar", {}, 2, 8, "cpu")
+    job = inspected_job(f"{ODD}:scalar", {}, 2)
     facts = {name: engine_facts(name, 2) for name in ("ddp", "fsdp", "deepspeed", "horovod")}
     facts["model_parallel"] = engine_facts("fabric", 2, {"strategy": "model_parallel"})
     facts["powersgd"] = engine_facts("ddp", 2, {"compress": "powersgd"})

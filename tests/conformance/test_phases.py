@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from conformance import jobs_phases
 from conformance.table import EXACT
+from inspected_job import inspected_job
 from lane_marks import in_turn, on_engines
 from mutations.plant import patched
 from planting import FileFault
@@ -29,7 +30,6 @@ from samestep.job.phases import parameters_of
 from samestep.message import Message
 from samestep.rank.step import ActivePhase
 from samestep.tasks.inspect.dry_run import dry_step
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_phases.py"
@@ -260,9 +260,9 @@ def test_phases_that_cannot_be_taken_are_refused(changed: dict[str, Any], says: 
 
 
 def test_who_takes_one_optimizer_says_so() -> None:
-    facts = inspect_job(f"{JOBS}:gan", {}, 2, None, "cpu")
-    assert facts.phases == {"discriminator": "Adam", "generator": "RMSprop"}
-    assert (facts.proof_steps, facts.steps_per_epoch) == (8, 10)
+    facts = inspected_job(f"{JOBS}:gan", {}, 2, steps=None)
+    assert facts.optimizer.phases == {"discriminator": "Adam", "generator": "RMSprop"}
+    assert (facts.proof.steps, facts.data.steps_per_epoch) == (8, 10)
     assert refusal(engine_facts("ddp", 2), facts) is None
     why = {"engine": "deepspeed", "phases": ["discriminator", "generator"], "others": ["ddp", "zero"]}
     assert refusal(engine_facts("deepspeed", 2), facts, ["ddp", "zero"]) == Message("engine_takes_one_optimizer", why)

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from conformance import jobs_synced
+from inspected_job import inspected_job
 from ranks import Ranks, engine_facts, prove
 from samestep import reference
 from samestep.commands.engine_rows import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.message import Message, message
-from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.run_engine import with_sync_batchnorm
 from samestep.world import World
 
@@ -66,7 +66,7 @@ def test_dropout_is_not_proven_with_it() -> None:
     ],
 )
 def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], refused: Message) -> None:
-    job = inspect_job(JOB, {"own": "false", **settings}, 2, 8, "cpu")
+    job = inspected_job(JOB, {"own": "false", **settings}, 2)
     assert refusal(engine_facts(engine, 2), job) == refused
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from command import TESTS
+from inspected_job import demands, inspected_job
 from ranks import Ranks, engine_facts, prove
 from samestep.commands.engine_rows import refusal
-from samestep.tasks.inspect.engines import dividing_engines
-from samestep.tasks.inspect.job import inspect_job
 
 SEQUENCES = f"{TESTS}/mutations/jobs.py:sequences"
 
@@ -56,7 +55,7 @@ def test_it_takes_the_step_of_one_process(mesh: str, how: str, reference_rank: R
 )
 def test_what_does_not_divide_is_refused_before_any_rank_starts(ranks: int, how: str, said: str) -> None:
     row = engine_facts("context", ranks, {"how": how})
-    facts = inspect_job(SEQUENCES, {}, ranks, 8, "cpu", fewer=[1], dividing=dividing_engines([row], [], "cpu"))
+    facts = inspected_job(SEQUENCES, {}, ranks, engines=demands(row))
     why = refusal(row, facts)
     assert (why.id if why else "") == said
     if not said:

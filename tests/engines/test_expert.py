@@ -12,12 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from command import TESTS
+from inspected_job import demands, inspected_job
 from lane_marks import CHECK, FULL
 from ranks import Ranks, engine_facts, prove
 from samestep.commands.engine_rows import refusal
 from samestep.records.plan import Plan, RunTask
-from samestep.tasks.inspect.engines import dividing_engines
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 EXPERTS, HEADS, BRANCHING = (f"{TESTS}/mutations/jobs.py:{name}" for name in ("experts", "heads", "branching"))
@@ -61,7 +60,7 @@ def test_experts_of_which_a_rank_calls_none_are_trained_by_the_others(reference_
 )
 def test_what_does_not_divide_is_refused_before_any_rank_starts(job: str, size: int, said: str | None) -> None:
     row = engine_facts("expert", size)
-    facts = inspect_job(job, {}, size, 8, "cpu", dividing=dividing_engines([row], [], "cpu"))
+    facts = inspected_job(job, {}, size, engines=demands(row))
     why = refusal(row, facts)
     assert (why.id if why else None) == said
 

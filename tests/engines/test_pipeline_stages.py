@@ -12,13 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from command import TESTS
+from inspected_job import demands, inspected_job
 from lane_marks import CHECK, FULL
 from ranks import Ranks, engine_facts, prove
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, RunTask
-from samestep.tasks.inspect.engines import dividing_engines, least_rows
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 DIVISIBLE = f"{TESTS}/conformance/jobs_divided.py:job"
@@ -77,8 +76,7 @@ def test_sharded_stages_have_layers_for_some_rows(reference_rank: Ranks) -> None
 
 def inspected(mesh: str, size: int, given: Mapping[str, str] | None = None) -> tuple[JobFacts, Any]:
     row = engine_facts("pipeline", size, given, mesh)
-    divides = dividing_engines([row], [], "cpu")
-    return inspect_job(DEEP, {}, size, 8, "cpu", fewer=[row.replicas], dividing=divides), row
+    return inspected_job(DEEP, {}, size, engines=demands(row)), row
 
 
 @pytest.mark.parametrize(
@@ -101,8 +99,8 @@ def test_what_does_not_fit_is_refused_before_any_rank_starts(
 
 def test_its_proof_has_two_rows_for_each_micro_batch() -> None:
     row = engine_facts("pipeline", 0, mesh="data=2,stage=2")
-    assert least_rows([row], []) == 16
-    assert least_rows([row], ["ddp"]) == least_rows([engine_facts("ddp", 2)], []) == 0
+    assert demands(row).least_rows == 16
+    assert demands(engine_facts("ddp", 2)).least_rows == 0
 
 
 @pytest.mark.full

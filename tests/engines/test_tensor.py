@@ -16,14 +16,13 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 
 from command import TESTS
+from inspected_job import demands, inspected_job
 from mutations.jobs import heads, sequences
 from ranks import Ranks, engine_facts, prove
 from samestep import Batch, Job, Recipe
 from samestep.commands.engine_rows import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, RunTask
-from samestep.tasks.inspect.engines import dividing_engines
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
 HEADS = f"{TESTS}/mutations/jobs.py:heads"
@@ -149,9 +148,7 @@ def test_replicas_whose_rows_choose_other_modules_train_as_one(engine: str, refe
 
 def inspected(mesh: str, size: int, **settings: str) -> JobFacts:
     row = engine_facts("tensor", size, mesh=mesh)
-    return inspect_job(
-        HEADS, settings, size, 8, "cpu", fewer=[row.replicas], dividing=dividing_engines([row], [], "cpu")
-    )
+    return inspected_job(HEADS, settings, size, engines=demands(row))
 
 
 def test_a_mesh_that_it_does_not_take_is_refused_before_any_rank_starts() -> None:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
+from inspected_job import inspected_job
 from samestep import Job, LRSchedule, Phase, Recipe, UserError
 from samestep.job.checks import HINTS
-from samestep.tasks.inspect.job import inspect_job
 
 X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)
 ROWS = TensorDataset(X, Y)
@@ -253,13 +253,13 @@ def inspected(case: str, right: bool) -> Job:
 @pytest.mark.parametrize("case", INSPECTED)
 def test_rows_and_steps_of_another_kind_are_answered_by_the_line_to_write(case: str) -> None:
     with pytest.raises(UserError) as raised:
-        inspect_job(f"{__file__}:inspected", {"case": case, "right": "no"}, 2, 8, "cpu")
+        inspected_job(f"{__file__}:inspected", {"case": case, "right": "no"}, 2)
     assert INSPECTED[case][1] in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("case", RIGHT)
 def test_odd_and_right(case: str) -> None:
-    assert inspect_job(f"{__file__}:inspected", {"case": case, "right": "yes"}, 2, 8, "cpu").refused == {
+    assert inspected_job(f"{__file__}:inspected", {"case": case, "right": "yes"}, 2).refusals.of_replicas == {
         1: None,
         2: None,
     }

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from command import WATCHED
 from conformance import jobs_drawn
+from inspected_job import inspected_job
 from mutations import jobs as mutated
 from ranks import Ranks
 from said import refuses
@@ -28,7 +29,6 @@ from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, ProveTask, RunTask
 from samestep.reference import evaluation as reference
 from samestep.tasks.inspect.dry_run import dry_evaluation
-from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.proof_job import proof_job
 from samestep.training import Run
 from samestep.world import World
@@ -104,7 +104,7 @@ def test_chunks_are_put_together_in_their_order(workers: int) -> None:
 
 
 def test_what_torchmetrics_says_is_better_is_known() -> None:
-    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu").metrics
+    found = inspected_job(f"{WATCHED}:job", {"many": "true"}, 2).evaluation.metrics
     assert {name: found[name] for name in ("loss", "perplexity", "f1", "accuracy")} == {
         "loss": "min",
         "perplexity": "min",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from inspected_job import inspected_job
 from rank import detection
 from ranks import Ranks
 from samestep import Job, LRSchedule
@@ -19,7 +20,6 @@ from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, RunTask
 from samestep.reference import evaluation as reference
 from samestep.tasks.inspect.dry_run import dry_evaluation
-from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
 TARGET = f"{detection.__file__}:job"
@@ -43,7 +43,8 @@ def test_the_metric_of_all_rows_is_that_of_one_pass_and_there_is_no_loss() -> No
     assert found.means() == {"map": expected}
     assert played
     assert (played.sums, played.unsteady, played.whole) == (found.sums, (), ("map",))
-    assert inspect_job(TARGET, {}, 2, 8, "cpu").metrics == {"map": "max"}  # no loss to choose the best weights by
+    # No loss to choose the best weights by.
+    assert inspected_job(TARGET, {}, 2).evaluation.metrics == {"map": "max"}
 
 
 def test_ranks_find_the_value_of_one_process(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:

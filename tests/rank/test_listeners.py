@@ -99,7 +99,7 @@ def test_a_step_is_told_when_its_loss_is_read(capsys: pytest.CaptureFixture[str]
 def test_a_log_that_cannot_be_is_refused(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samestep.commands.training_options.find_spec", lambda _: None)
     with pytest.raises(UserError) as error:
-        TrainOptions(log=("csv", name)).plan(SimpleNamespace(metrics={}, pretrained=()))
+        TrainOptions(log=("csv", name)).plan(SimpleNamespace(evaluation=SimpleNamespace(metrics={})))
     assert str(error.value) == says
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from inspected_job import inspected_job
 from lane_marks import in_turn
 from messages import explains
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, prove, reference_plan
@@ -26,7 +27,6 @@ from samestep.records.reference_record import FromOne, Moved, ReferenceLayoutRec
 from samestep.records.results import OneProcess
 from samestep.reference import HeldRandomness
 from samestep.reference.replica_state import ReplicaState
-from samestep.tasks.inspect.job import inspect_job
 
 JOBS = f"{Path(__file__).parent}/separable_jobs.py"
 
@@ -96,10 +96,12 @@ FIELDS = {
 def answer(reference_rank: Ranks, name: str, replicas: int, dtype: str = "float64") -> OneProcess:
     """The answer for a job of JOBS, as verify finds it. dtype: the widest that the engine takes."""
 
-    job = inspect_job(f"{JOBS}:{name}", {}, replicas, 8, "cpu")
+    job = inspected_job(f"{JOBS}:{name}", {}, replicas)
 
     def play(*layouts: LayoutPlan) -> list[Expectation]:
-        plan = ReferencePlan("", 0.0, f"{JOBS}:{name}", {}, layouts, steps=8, replicas=replicas, extremes=job.extremes)
+        plan = ReferencePlan(
+            "", 0.0, f"{JOBS}:{name}", {}, layouts, steps=8, replicas=replicas, extremes=job.proof.extremes
+        )
         record = reference_rank.work(plan)
         return [Expectation(record, number) for number in range(len(layouts))]
 

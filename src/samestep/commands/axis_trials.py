@@ -69,8 +69,8 @@ class Parts:
 
     def _reference(self, inspected: InspectedSetup) -> Record:
         """Plays the training as each part has it; parts with as many replicas share a layout."""
-        job = inspected.job
-        subset = Subset(job.proof_steps, inspected.size, job.proof_rows)
+        proof = inspected.job.proof
+        subset = Subset(proof.steps, inspected.size, proof.rows)
         layouts = [part_layout(facts, self.verdict, subset) for facts in self.facts.values()]
         self.numbers = dict(zip(self.facts, map([*dict.fromkeys(layouts)].index, layouts)))
         return self.start(
@@ -80,12 +80,12 @@ class Parts:
                 self.plan.job,
                 self.plan.settings,
                 layouts=tuple(dict.fromkeys(layouts)),
-                steps=job.proof_steps,
+                steps=proof.steps,
                 replicas=inspected.size,
-                rows=job.proof_rows,
-                extremes=job.extremes,
+                rows=proof.rows,
+                extremes=proof.extremes,
                 noise_runs=1,
-                threads=inspected.setup.machines.threads or (0 if job.costly else 1),
+                threads=inspected.setup.machines.threads or (0 if proof.costly else 1),
                 notes_outputs=notes_outputs(self.trainings),
             ),
             None,

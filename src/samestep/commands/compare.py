@@ -162,7 +162,7 @@ def _fits_beside_the_reference(inspected: InspectedSetup, rows: list[Row], folde
     if row.launcher not in (THREADS, FORK) or not one_machine or inspected.inspection.devices[0] != "cpu":
         return False
     loop, _, _ = layouts_of(row, quick=setup.quick)
-    if inspected.job.costly or "life" in loop.trainings:  # of a costly step the reference takes all cores
+    if inspected.job.proof.costly or "life" in loop.trainings:  # of a costly step the reference takes all cores
         return False
     processes = 1 if row.launcher == THREADS else row.facts.processes
     at_once = need_of(inspected, rows).memory_at_once
@@ -194,7 +194,8 @@ def _reference(launches: ProofLaunches, rows: list[Row]) -> Record:
         layouts += [layout] if layout not in layouts else []
         second.number = layouts.index(layout)
     several = any(layout.replicas > 1 for layout in layouts)
-    if several and LayoutPlan() not in layouts and not inspected.job.refused[1] and not inspected.setup.resume:
+    trains_alone = not inspected.job.refusals.of_replicas[1]
+    if several and LayoutPlan() not in layouts and trains_alone and not inspected.setup.resume:
         layouts.append(plain_layout())
     return launches.play("reference", tuple(layouts))
 
@@ -226,7 +227,7 @@ def _plan_of_launch(
     inspected: InspectedSetup, row: Row, number: int, folder: Path, loop: LoopTrainings, own_dtype: LoopTrainings | None
 ) -> Plan:
     """Returns the plan of launch `number` of a row. loop, own_dtype: the trainings of a first one."""
-    setup, job = inspected.setup, inspected.job
+    setup, proof = inspected.setup, inspected.job.proof
     trainings: list[Task] = []
     if setup.rounds:
         trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps, costs=number == 0))
@@ -234,10 +235,10 @@ def _plan_of_launch(
         trainings += proof_trainings(
             row.facts,
             loop,
-            job.proof_steps,
+            proof.steps,
             inspected.size,
-            job.proof_rows,
-            extremes=job.extremes,
+            proof.rows,
+            extremes=proof.extremes,
             own_dtype=own_dtype,
         )
     launch_folder = folder / "launches" / f"{row.name}-{number}"
@@ -330,7 +331,7 @@ def _second_verdict(launches: ProofLaunches, row: Row, reference: Record) -> Ver
         setup.settings,
         row.engine,
         second.facts.settings,
-        trainings=second_trainings(second.facts, loop, subset, inspected.job.extremes),
+        trainings=second_trainings(second.facts, loop, subset, inspected.job.proof.extremes),
         threads=setup.machines.planned_threads,
         nproc=subset.replicas,
         proof_threads=setup.machines.threads or 1,
@@ -353,11 +354,11 @@ def _interrupted(launches: ProofLaunches, row: Row, plan: Plan, reference: Recor
     """Runs the first launch of an interrupted proof, and the one that continues it. Returns the verdict."""
     assert row.continued_by
     inspected, (loop, numerics, _) = launches.inspected, _expected(row, reference)
-    job = inspected.job
+    proof = inspected.job.proof
     facts, continuation = row.facts, row.continued_by
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != continuation.replicas)
     trainings = [
-        proof_trainings(engine, as_played(loop), job.proof_steps, inspected.size, job.proof_rows, extremes=job.extremes)
+        proof_trainings(engine, as_played(loop), proof.steps, inspected.size, proof.rows, extremes=proof.extremes)
         for engine in (facts, continuation)
     ]
     first = replace(plan, trainings=interrupted(trainings[0], parts))

@@ -25,8 +25,8 @@ def results_of(inspected: InspectedSetup, rows: list[Row], reference: Record | N
     """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
     setup, job = inspected.setup, inspected.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
-    of_step = job.proof_rows or job.global_batch
-    proof = Proof(job.proof_steps, "float64", rows=of_step, quick=setup.quick, rows_looked_at=job.rows_looked_at)
+    of_step = job.proof.rows or job.data.global_batch
+    proof = Proof(job.proof.steps, "float64", rows=of_step, quick=setup.quick, rows_looked_at=job.proof.rows_looked_at)
     if any(row.second for row in rows):
         proof = replace(proof, second_steps=second_steps(job))
     if references:
@@ -38,13 +38,13 @@ def results_of(inspected: InspectedSetup, rows: list[Row], reference: Record | N
         job=setup.job,
         settings=redacted_values(setup.settings),
         world_size=inspected.size,
-        global_batch=job.global_batch,
-        rows=job.rows,
+        global_batch=job.data.global_batch,
+        rows=job.data.rows,
         device=inspected.inspection.devices[0],
         machine=inspected.inspection.machine,
         threads_per_rank=_threads(rows, setup),
-        workers=job.workers,
-        dtype=job.dtype,
+        workers=job.data.workers,
+        dtype=job.model.dtype,
         started=started,
         proof=proof,
         engines=list(_engine_results(inspected, rows)),
@@ -68,9 +68,10 @@ def _tensors(references: list[Expectation]) -> int | None:
 
 
 def _engine_results(inspected: InspectedSetup, rows: list[Row]) -> Iterator[EngineResult]:
-    setup, job = inspected.setup, inspected.job
+    setup = inspected.setup
     baseline = next((row.launches for row in rows if row.engine == BASELINE and row.launches), [])
-    sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
+    data, phases = inspected.job.data, max(1, len(inspected.job.optimizer.phases))
+    sizes = (data.global_batch, data.rows, data.steps_per_epoch, phases)
     measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
     for row in rows:
         result = result_of(row)

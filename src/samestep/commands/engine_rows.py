@@ -13,7 +13,7 @@ from samestep.errors import UserError, nearest_engine, say
 from samestep.launch import fork_client
 from samestep.message import Message, as_said, message
 from samestep.proof.plan import QUICK, loop_layout, numerics_layout, own_dtype_layout, without_life
-from samestep.records.inspection import EngineFacts, JobFacts
+from samestep.records.inspection import EngineFacts, JobFacts, Refusals
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
 from samestep.records.results import ContinuedBy, EngineResult, SecondProof, Verdict
@@ -118,7 +118,7 @@ def _add_continuation(inspected: InspectedSetup, row: Row, forks: bool) -> None:
 def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     """Gives a row its engine on the second number of ranks, and a verdict where that cannot be launched there."""
     facts = next((facts for facts in inspected.inspection.second_engines if facts.name == row.engine), None)
-    second = inspected.job.second_of(row.facts)
+    second = inspected.job.proof.second_of(row.facts)
     if second is None or facts is None or not facts.available:
         return
     if facts.layout == row.facts.layout and not facts.mesh:
@@ -127,10 +127,8 @@ def _add_second_size(inspected: InspectedSetup, row: Row) -> None:
     is_crowded = facts.devices[0] == "cpu" or too_few_gpus  # ranks with a GPU each are best processes
     by_threads = is_crowded and _why_no_threads() is None and facts.no_threads is None
     row.second = SecondRow(launch.THREADS if by_threads else row.launcher, facts)
-    second_job = replace(
-        inspected.job, varying_calls=second.varying_calls, undivided={}, refused={facts.replicas: second.refused}
-    )
-    why = refusal(facts, second_job)
+    refusals = Refusals({facts.replicas: second.refused}, varying_calls=second.varying_calls)
+    why = refusal(facts, replace(inspected.job, refusals=refusals))
     if too_few_gpus and not by_threads:
         why = message("too_few_gpus", flag="--also", ranks=second.ranks, gpus=len(facts.devices))
     if why:
@@ -189,7 +187,7 @@ def _verdict_without_launch(inspected: InspectedSetup, facts: EngineFacts, launc
     available = [
         candidate
         for candidate in inspected.inspection.engines
-        if candidate.available and candidate.replicas in inspected.job.refused
+        if candidate.available and candidate.replicas in inspected.job.refusals.of_replicas
     ]
     able = [candidate.name for candidate in available if refusal(candidate, inspected.job) is None]
     return Verdict("refused", reason=refusal(facts, inspected.job, able))
@@ -206,28 +204,29 @@ def refusal(facts: EngineFacts, job: JobFacts, alternatives: Sequence[str] = ())
     assert layout is not None
     if why := _undivided(facts, job):
         return why
-    if layout.every_gradient and job.unused:
+    if layout.every_gradient and job.model.unused:
         setting = "--set-engine find_unused=true" if "find_unused" in facts.settings else None
-        return message("engine_needs_every_gradient", engine=engine, parameters=job.unused, setting=setting)
-    if layout.no_scalars and job.scalars:
-        return message("engine_takes_no_scalar_parameter", engine=engine, parameters=job.scalars)
+        return message("engine_needs_every_gradient", engine=engine, parameters=job.model.unused, setting=setting)
+    if layout.no_scalars and job.model.scalars:
+        return message("engine_takes_no_scalar_parameter", engine=engine, parameters=job.model.scalars)
     if why := _varying_calls(engine, job, layout.replicas):
         return why
-    for optimizer in job.phases.values() or [job.optimizer]:
+    phases = job.optimizer.phases
+    for optimizer in phases.values() or [job.optimizer.name]:
         if unfit := layout.no_optimizers.get(optimizer):
             return message(
                 "engine_cannot_take_optimizer", engine=engine, optimizer=optimizer, why=unfit, others=alternatives
             )
-    if job.needs_closure and not layout.closures:
-        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer, others=alternatives)
-    if layout.no_phases and job.phases:
-        return message("engine_takes_one_optimizer", engine=engine, phases=[*job.phases], others=alternatives)
-    if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
+    if job.optimizer.needs_closure and not layout.closures:
+        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer.name, others=alternatives)
+    if layout.no_phases and phases:
+        return message("engine_takes_one_optimizer", engine=engine, phases=[*phases], others=alternatives)
+    if job.sync_batchnorm and job.model.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
             return message("sync_batchnorm_does_not_find_other_ranks", engine=engine, others=alternatives)
         if facts.devices[0] == "cpu":
             return message("sync_batchnorm_needs_gpus")
-    return job.refused[layout.replicas]
+    return job.refusals.of_replicas[layout.replicas]
 
 
 def _undivided(facts: EngineFacts, job: JobFacts) -> Message | None:
@@ -238,14 +237,14 @@ def _undivided(facts: EngineFacts, job: JobFacts) -> Message | None:
         return message("engine_does_not_take_axis", engine=facts.name, axis=unfit[0], axes=facts.axes)
     if job.gather_outputs and 1 < facts.replicas < facts.processes:
         return message("outputs_of_divided_replicas_not_gathered", engine=facts.name)
-    return job.undivided.get(facts.name)
+    return job.refusals.undivided.get(facts.name)
 
 
 def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
     """Returns why ranks would gather a module different numbers of times, and so wait for each other; else None."""
-    varying = job.varying_calls.get(engine)
-    is_even = job.global_batch % replicas == 0
-    if varying is None or replicas == 1 or (varying.by == "rows" and is_even and job.last == "drop"):
+    varying = job.refusals.varying_calls.get(engine)
+    is_even = job.data.global_batch % replicas == 0
+    if varying is None or replicas == 1 or (varying.by == "rows" and is_even and job.data.last == "drop"):
         return None
     if varying.by == "data":
         return message("unit_called_by_data", engine=engine, unit=varying.unit)

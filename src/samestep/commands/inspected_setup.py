@@ -91,8 +91,8 @@ def inspect_setup(setup: Setup, rank: LaunchedRank | None = None) -> InspectedSe
         is_cpu = inspection.devices[0] == "cpu" and not setup.as_threads
         if is_cpu and local_size > cores and (rank is None or rank.local_rank == 0):
             say(message("more_ranks_than_cores", ranks=local_size, cores=cores))
-    if inspection.job and inspection.job.evaluation_draws and (rank is None or rank.rank == 0):
-        say(Message(RANDOM_EVALUATION[inspection.job.evaluation_draws[0]]))
+    if inspection.job and inspection.job.evaluation.draws and (rank is None or rank.rank == 0):
+        say(Message(RANDOM_EVALUATION[inspection.job.evaluation.draws[0]]))
     return InspectedSetup(setup, local_size, machines, inspection, continuing)
 
 

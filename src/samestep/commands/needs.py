@@ -56,32 +56,32 @@ class Room:
 
 def need_of(inspected: InspectedSetup, rows: list[Row]) -> Need:
     """Estimates what the proof of `rows` needs."""
-    job = inspected.job
+    data, model, proof = inspected.job.data, inspected.job.model, inspected.job.proof
     layouts = {layout for row in rows for layout in layouts_of(row, quick=inspected.setup.quick) if layout}
-    of_step = job.proof_rows or job.global_batch
-    at_once = -(-of_step // (inspected.size * job.micro_batches.get(inspected.size, 1)))
-    activations = WIDER * job.row_bytes * at_once
+    of_step = proof.rows or data.global_batch
+    at_once = -(-of_step // (inspected.size * data.micro_batches.get(inspected.size, 1)))
+    activations = WIDER * model.row_bytes * at_once
     ranks = max((row.facts.processes or 1) for row in rows) / inspected.machines.nnodes
-    reference = PROCESS + OF_REFERENCE * job.parameters + activations
-    trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)
-    of_layout = (2 if job.costly else 3) * (1 + 3 * job.proof_steps)
-    steps = (1 + len(layouts)) * of_layout + len(rows) * (2 + 4 * job.proof_steps)
-    seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
-    disk: float = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
-    disk += OF_CHECKPOINTS * job.parameters if any(row.continued_by for row in rows) else 0
-    disk += 0 if inspected.setup.quick else (OF_RUN + OF_INIT * ranks) * job.parameters
+    reference = PROCESS + OF_REFERENCE * model.parameters + activations
+    trained = ranks * (PROCESS + OF_RANK * model.parameters + activations)
+    of_layout = (2 if proof.costly else 3) * (1 + 3 * proof.steps)
+    steps = (1 + len(layouts)) * of_layout + len(rows) * (2 + 4 * proof.steps)
+    seconds = steps * (of_step * model.row_s * SLOWER + model.parameters * PARAMETER_S)
+    disk: float = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * model.parameters
+    disk += OF_CHECKPOINTS * model.parameters if any(row.continued_by for row in rows) else 0
+    disk += 0 if inspected.setup.quick else (OF_RUN + OF_INIT * ranks) * model.parameters
     return Need(max(reference, trained), reference + trained, disk, seconds)
 
 
 def refuse_large_second_size(inspected: InspectedSetup, rows: list[Row], room: Room) -> None:
     """Gives a verdict to rows that this machine's memory does not hold on their second number of ranks."""
-    job = inspected.job
+    data, model, proof = inspected.job.data, inspected.job.model, inspected.job.proof
     for row in rows:
-        second = job.second_of(row.facts)
+        second = proof.second_of(row.facts)
         if not (row.second and second) or inspected.inspection.devices[0] != "cpu":
             continue
-        activations = WIDER * job.row_bytes * -(-(second.proof_rows or job.global_batch) // second.ranks)
-        memory = second.ranks * (PROCESS + OF_RANK * job.parameters + activations)
+        activations = WIDER * model.row_bytes * -(-(second.proof_rows or data.global_batch) // second.ranks)
+        memory = second.ranks * (PROCESS + OF_RANK * model.parameters + activations)
         if memory > max(PLENTY, room.free_memory):
             why = message("second_size_needs_memory", memory_gb=memory / 1e9, free_gb=room.free_memory / 1e9)
             row.second.verdict = row.second.verdict or Verdict("refused", reason=why)

@@ -40,17 +40,17 @@ class ProofLaunches:
 
     def play(self, name: str, layouts: tuple[LayoutPlan, ...]) -> Record:
         """Has the reference play layouts in one process. Returns its record, in the folder `name`."""
-        folder, setup, job = self.folder / name, self.inspected.setup, self.inspected.job
+        folder, setup, proof = self.folder / name, self.inspected.setup, self.inspected.job.proof
         identity = (str(folder), time.time(), setup.job, setup.settings)
         plan = ReferencePlan(
             *identity,
             layouts=layouts,
-            steps=job.proof_steps,
+            steps=proof.steps,
             replicas=self.inspected.size,
-            rows=job.proof_rows,
-            extremes=job.extremes,
-            noise_runs=1 if job.costly or setup.quick else 2,
-            threads=setup.machines.threads or (0 if job.costly else 1),
+            rows=proof.rows,
+            extremes=proof.extremes,
+            noise_runs=1 if proof.costly or setup.quick else 2,
+            threads=setup.machines.threads or (0 if proof.costly else 1),
         )
         return self.play_plan(plan)
 

@@ -87,7 +87,7 @@ def results_folder(
     rank: of this command, where an outer launcher has started it. training: the options of a training or an evaluation,
     in words. dry_run: write nothing.
     """
-    setup, out = inspected.setup, inspected.setup.out
+    setup, out, proof = inspected.setup, inspected.setup.out, inspected.job.proof
     if inspected.machines.min_nodes and command != "run":
         raise UserError(
             f"--nnodes {setup.machines.nnodes}: `run` alone lets machines leave and join; give {command} a number"
@@ -102,11 +102,11 @@ def results_folder(
         package=package_digest(),
         nproc=inspected.nproc,
         nnodes=inspected.machines.nnodes,
-        steps=inspected.job.proof_steps,
+        steps=proof.steps,
         threads=setup.machines.planned_threads,
         training=training,
         resume=str(setup.resume) if setup.resume else "",
-        also=inspected.job.second.ranks if inspected.job.second else 0,
+        also=proof.second.ranks if proof.second else 0,
         mesh=str(setup.mesh or ""),
         **{field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in NOT_COPIED},
     )

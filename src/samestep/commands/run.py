@@ -34,7 +34,7 @@ from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import message
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
-from samestep.records.inspection import EngineFacts, JobFacts
+from samestep.records.inspection import DataFacts, EngineFacts, JobFacts
 from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
 from samestep.records.plan import TRACES, EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, Record
@@ -167,8 +167,8 @@ def _what_is_lost(out: Path, folder: Path, why: str) -> str:
 
 def _say_batch_size(inspected: InspectedSetup, row: Row) -> None:
     job, ranks = inspected.job, row.facts.replicas
-    say(batch_size.one_step(job.global_batch, ranks, job.micro_batches.get(ranks, 1)))
-    advice = batch_size.advice(job.settings, job.chosen, job.optimizer)
+    say(batch_size.one_step(job.data.global_batch, ranks, job.data.micro_batches.get(ranks, 1)))
+    advice = batch_size.advice(job.settings, job.chosen, job.optimizer.name)
     if advice:
         say(advice)
 
@@ -235,16 +235,16 @@ def check_can_spot_check(engine: EngineFacts, job: JobFacts) -> None:
     """Raises Refused for an engine, and for a job, whose steps are not replayed in one process."""
     if engine.no_spot_checks:
         raise Refused(message("engine_cannot_spot_check", why=engine.no_spot_checks))
-    if job.needs_closure:
-        raise Refused(message("optimizer_cannot_spot_check", optimizer=job.optimizer))
+    if job.optimizer.needs_closure:
+        raise Refused(message("optimizer_cannot_spot_check", optimizer=job.optimizer.name))
 
 
 def check_can_skip(engine: EngineFacts, job: JobFacts) -> None:
     """Raises Refused for an engine, and for a job, that cannot leave a step out."""
     if engine.cannot_skip:
         raise Refused(message("engine_cannot_skip_steps", why=engine.cannot_skip))
-    if job.needs_closure:
-        raise Refused(message("optimizer_cannot_skip_steps", optimizer=job.optimizer))
+    if job.optimizer.needs_closure:
+        raise Refused(message("optimizer_cannot_skip_steps", optimizer=job.optimizer.name))
     if job.carry_state:
         raise Refused(message("carried_state_cannot_skip_steps"))
 
@@ -259,7 +259,7 @@ def check_fewer_machines(inspected: InspectedSetup) -> None:
         )
     for count in range(machines.min_nodes or machines.nnodes, machines.nnodes):
         ranks = count * inspected.nproc
-        if why := job.refused[ranks]:
+        if why := job.refusals.of_replicas[ranks]:
             raise Refused(
                 f"--nnodes {machines.min_nodes}:{machines.nnodes} allows {ranks} rank{'s' if ranks > 1 else ''}, on "
                 f"which this job cannot train: {why}"
@@ -304,7 +304,7 @@ def ranks_in_folder(inspected: InspectedSetup, processes: int) -> int:
 def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Path, step: RunTask) -> RunResults:
     observations = record.training("run")[0]
     best: Mapping[str, float] = observations.curve[observations.best_at] if observations.best_at >= 0 else {}
-    wait = measure_data_wait(inspected.job, record)
+    wait = measure_data_wait(inspected.job.data, record)
     at_step = best.get("step")
     return RunResults(
         job=inspected.setup.job,
@@ -314,7 +314,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,
-        global_batch=inspected.job.global_batch,
+        global_batch=inspected.job.data.global_batch,
         init=InitialWeights(step.init, str(step.init_sha256)) if step.init else None,
         steps=observations.resumed_from + len(observations.step_s),
         resumed_from=observations.resumed_from,
@@ -326,7 +326,7 @@ def _train_results(inspected: InspectedSetup, row: Row, record: Record, out: Pat
         curve=observations.curve,
         weights_of_step=None if at_step is None else int(at_step),
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
-        evaluation_rows=count_evaluated_rows(record, "run", inspected.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "run", inspected.job.evaluation.rows),
         weights=str(out / WEIGHTS),
         export=step.export,
         wait_share=wait.share if wait else None,
@@ -365,7 +365,7 @@ def _score_results(inspected: InspectedSetup, row: Row, record: Record, step: Ev
         weights=step.init,
         sha256=step.init_sha256,
         evaluation=evaluation.means,
-        evaluation_rows=count_evaluated_rows(record, "evaluate", inspected.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "evaluate", inspected.job.evaluation.rows),
         predictions=step.predictions,
     )
 
@@ -380,10 +380,10 @@ def count_evaluated_rows(record: Record, training: str, rows: int) -> int:
     return rows
 
 
-def measure_data_wait(job: JobFacts, record: Record) -> data_wait.Waiting | None:
+def measure_data_wait(data: DataFacts, record: Record) -> data_wait.Waiting | None:
     """Measures the wait for data: its share of the time, the loader's rows per second, and what would help."""
     first = record.ranks[0]
     cores = first.machine.cores / first.world.local_size
     return data_wait.measured(
-        record.training("run"), job.global_batch, job.workers, job.prefetch, cores, job.most_workers
+        record.training("run"), data.global_batch, data.workers, data.prefetch, cores, data.most_workers
     )

@@ -158,16 +158,17 @@ class TrainOptions(Options):
 
         self.check_values()
         name, _, direction = self.best.partition(":")
-        if name and not job.metrics:
+        metrics = job.evaluation.metrics
+        if name and not metrics:
             raise UserError(
                 f"--best {self.best}: the job has no evaluation that computes it; give it Job(evaluation=…)"
             )
-        if name and name not in job.metrics:
-            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
+        if name and name not in metrics:
+            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(metrics))}")
         _check_installed(logs := names(self.log, "--log"))
         export = Path(self.export).resolve() if self.export else None
         if export:
-            _check_export(export, job.pretrained)
+            _check_export(export, job.model.pretrained)
         init = file_of(self.init, "--init")
         spot_check = _spot_check(self.spot_check) if self.spot_check else (0, False)
         return RunTask(
@@ -176,7 +177,7 @@ class TrainOptions(Options):
             init_sha256=digest_of(Path(init)) if init else None,
             every=self._epochs_between_evaluations,
             every_steps=self.evaluate_steps or 0,
-            best=(name, direction or job.metrics[name]) if name else None,
+            best=(name, direction or metrics[name]) if name else None,
             patience=self.patience,
             log=logs,
             export=str(export) if export else None,
@@ -291,7 +292,7 @@ class ScoreOptions(Options):
         """Returns the evaluation to plan. Raises UserError for a job without one, or a file that cannot be written."""
         from samestep.records.plan import EvaluateTask
 
-        if not job.evaluation_rows:
+        if not job.evaluation.rows:
             raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
         predictions = Path(self.predictions) if self.predictions else None
         if predictions is not None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -17,6 +14,7 @@ from samestep.errors import UserError, nearest_name
 from samestep.message import Message, message
 from samestep.world import RankVariables, places
 from samestep.world.foreign_code import as_exceptions, error_line
+from samestep.world.plug_ins import PlugIns
 
 T = TypeVar("T")
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
@@ -229,22 +227,24 @@ class Launcher:
     """False if the launcher's ranks get no signals, so that an interrupt ends its training at once."""
 
 
+_LAUNCHERS = PlugIns("samestep.launch.launchers", GROUP, "LAUNCHER", Launcher)
+
+
 def names() -> list[str]:
     """Lists the launchers, the default first: the files in launchers/, and the entry points of other packages in the
     group `samestep.launchers`."""
-    working = {name for name in _external_launchers() if isinstance(_load_external(name), Launcher)}
-    return sorted(_builtin_names() | working, key=lambda name: (name != DEFAULT, name))
+    working = {name for name in _LAUNCHERS.of_other_packages if isinstance(_load_external(name), Launcher)}
+    return sorted(_LAUNCHERS.own | working, key=lambda name: (name != DEFAULT, name))
 
 
 def load(name: str) -> Launcher:
     """Imports a launcher. Raises UserError, with the nearest name, when there is no such launcher."""
-    if name in _builtin_names():
-        launcher: Launcher = importlib.import_module(f"samestep.launch.launchers.{name}").LAUNCHER
-        return launcher
-    if name not in _external_launchers():
+    if name in _LAUNCHERS.own:
+        return _LAUNCHERS.load(name)
+    if name not in _LAUNCHERS.of_other_packages:
         raise UserError(message("no_such_launcher", launcher=name, hint=nearest_name(name, names())))
     loaded = _load_external(name)
-    if isinstance(loaded, str):
+    if not isinstance(loaded, Launcher):
         raise UserError(message("launcher_of_another_package_cannot_be_used", launcher=name, why=loaded))
     return loaded
 
@@ -303,16 +303,12 @@ def one_task_on_each(name: str, machines: int) -> str:
 
 
 @cache
-def _load_external(name: str) -> Launcher | str:
+def _load_external(name: str) -> Launcher | Message | str:
     """Loads another package's launcher. Returns why it cannot be used: a broken one must not break the rest."""
     try:
-        with as_exceptions():
-            loaded = _external_launchers()[name].load()
-            launcher = getattr(loaded, "LAUNCHER", loaded)
-            if not isinstance(launcher, Launcher):
-                return f"its LAUNCHER is no Launcher of {__name__}, or it has none"
+        launcher = _LAUNCHERS.load(name)
     except Exception as error:
-        return f"{error}" if isinstance(error, UserError) else error_line(error)
+        return error.message if isinstance(error, UserError) else error_line(error)
     environment, scheduler = launcher.environment, launcher.scheduler
     return replace(
         _naming(name, launcher),
@@ -342,13 +338,3 @@ def _naming(name: str, held: T) -> T:
     values = {field.name: getattr(held, field.name) for field in fields(cast(Any, held))}
     functions = {field: named(value) for field, value in values.items() if callable(value)}
     return cast(T, replace(cast(Any, held), **functions))
-
-
-@cache
-def _builtin_names() -> set[str]:
-    return {module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))])}
-
-
-@cache
-def _external_launchers() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}

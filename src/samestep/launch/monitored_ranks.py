@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from samestep.launch import first_error, stacks
-from samestep.launch.hang import Hang, explain
-from samestep.launch.hung_rank import HungRank, Recorded, ask_recorder, collect, pids
-from samestep.launch.watchdog import FILE, MOST_S, OTHER_LEAST_S, POLL_S, Pace
+from samestep.launch.hang import Hang
+from samestep.launch.hung_rank import Recorded, ask_recorder, pids
+from samestep.launch.watchdog import FILE, MOST_S, OTHER_LEAST_S, POLL_S, Pace, named_hang
 from samestep.message import Message, message
-from samestep.records.files import replace_text
 from samestep.records.record import Record
 from samestep.world import heartbeat
 from samestep.world.heartbeat import ENDING, Pulse
@@ -53,18 +52,20 @@ class _Work:
         return share > WORK_SHARE or self.io_bytes - before.io_bytes > WORK_BYTES
 
 
-class _Rank:
-    """A rank of this machine. quiet_s: since it last noted something, or worked."""
+class _Rank(Pace):
+    """The pace of a rank of this machine, whose script may do what no heartbeat tells. quiet_s: since it last noted
+    something, or worked."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.pace, self.quiet_s = pid, Pace(), 0.0
+        super().__init__()
+        self.pid, self.quiet_s = pid, 0.0
         self.work: _Work | None = None
         self.recorded: Recorded | None = None
 
     def update(self, pulse: Pulse | None, passed_s: float) -> None:
         self.quiet_s += passed_s
-        self.pace.update(pulse, passed_s)
-        if self.pace.silent_s == 0.0:
+        super().update(pulse, passed_s)
+        if self.silent_s == 0.0:
             self.quiet_s, self.work = 0.0, None
 
     def look(self, folder: Path, rank: int) -> None:
@@ -77,7 +78,7 @@ class _Rank:
             self.quiet_s = 0.0
         if moved and self.recorded:
             since_s = time.time() - max(self.recorded.entered.values(), default=0) / 1e9
-            self.pace.silent_s = min(self.pace.silent_s, max(0.0, since_s))
+            self.silent_s = min(self.silent_s, max(0.0, since_s))
 
 
 class _Exits(threading.Thread):
@@ -123,7 +124,7 @@ class MonitoredRanks:
     @property
     def running(self) -> Mapping[int, tuple[int, Pulse]]:
         """The ranks that have not ended: their pids, and what they last wrote."""
-        return {number: (rank.pid, rank.pace.pulse) for number, rank in self._ranks.items()}
+        return {number: (rank.pid, rank.pulse) for number, rank in self._ranks.items()}
 
     def due_in(self) -> float:
         """Returns the seconds until poll() is to be called again."""
@@ -137,7 +138,7 @@ class MonitoredRanks:
         ranks = self._ranks
         if not ranks or self._stall_s == 0:
             return
-        silent_s = min(rank.pace.silent_s for rank in ranks.values())
+        silent_s = min(rank.silent_s for rank in ranks.values())
         if self.hang:
             if silent_s < self._hung_s:
                 self._longest_s = max(self._longest_s, self._hung_s)
@@ -169,15 +170,15 @@ class MonitoredRanks:
                 self._exits.add(pid)
             known.update(pulse, passed_s)
             if not stacks.is_alive(pid):
-                self._left[number] = self._exits.ended_at.get(pid, time.time()), known.pace.pulse, pid
+                self._left[number] = self._exits.ended_at.get(pid, time.time()), known.pulse, pid
                 del self._ranks[number]
             else:
                 self._left.pop(number, None)
 
     def _is_late(self, rank: _Rank) -> bool:
-        limit_s = max(rank.pace.limit_s(self._stall_s), AGAIN * self._longest_s)
+        limit_s = max(rank.limit_s(self._stall_s), AGAIN * self._longest_s)
         works = self._stall_s is None and rank.quiet_s < limit_s
-        return rank.pace.silent_s > (max(limit_s, OTHER_LEAST_S) if works else limit_s)
+        return rank.silent_s > (max(limit_s, OTHER_LEAST_S) if works else limit_s)
 
     def _parts_ways(self) -> bool:
         """Whether two ranks wait in other collectives under one number: neither can go on."""
@@ -189,20 +190,12 @@ class MonitoredRanks:
 
     def _name(self, silent_s: float) -> Iterator[Message]:
         """Asks the ranks for their stacks, and says which of them the others wait for."""
-        pulses = {number: rank.pace.pulse for number, rank in self._ranks.items()}
-        silent = {number: rank.pace.silent_s for number, rank in self._ranks.items()}
-        hung = collect(self._folder, pulses, silent, number=STACKS, go_on=not self._ends_hung)
-        if not hung:
-            return
-        size = max([len(hung), *(pulse.clocks.world for pulse in pulses.values())])
-        self.hang = explain(hung, size, {number: pulse.taken for number, (_, pulse, _) in self._left.items()})
-        self._hung_s = silent_s
-        yield message("training_hangs", hang=self.hang.message, file=self._write(self.hang.message, hung))
-
-    def _write(self, said: Message, hung: list[HungRank]) -> Path:
-        path = self._folder.parent / FILE
-        replace_text(path, "\n".join([f"{said}\n", *(rank.report() for rank in hung)]))
-        return path
+        size = max(rank.pulse.clocks.world for rank in self._ranks.values())
+        ended = {number: pulse.taken for number, (_, pulse, _) in self._left.items()}
+        report, goes_on = self._folder.parent / FILE, not self._ends_hung
+        if hang := named_hang(self._folder, self._ranks, size, report, ended, number=STACKS, go_on=goes_on):
+            self.hang, self._hung_s = hang, silent_s
+            yield message("training_hangs", hang=hang.message, file=report)
 
     def first_failure(self) -> Message | None:
         """Returns why the command has failed: what happened to the rank that failed or left first.

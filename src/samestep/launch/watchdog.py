@@ -7,6 +7,7 @@ ask for collectives and stacks.
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 import time
 from collections import deque
@@ -15,10 +16,10 @@ from pathlib import Path
 
 from samestep.errors import TrainingFailed, say
 from samestep.launch import Machines
-from samestep.launch.hang import explain
-from samestep.launch.hung_rank import HungRank, ask_recorder, collect, pids
+from samestep.launch.hang import NONE_ENDED, Hang, explain
+from samestep.launch.hung_rank import ask_recorder, collect, pids
 from samestep.launch.stacks import place_of
-from samestep.message import Message, message
+from samestep.message import message
 from samestep.records.files import replace_text
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
@@ -88,6 +89,30 @@ class Pace:
 def is_step(activity: int) -> bool:
     """Whether an activity is a part of a step."""
     return activity in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD, heartbeat.TRAINING)
+
+
+def named_hang(
+    folder: Path,
+    ranks: Mapping[int, Pace],
+    size: int,
+    report: Path,
+    ended: Mapping[int, int] = NONE_ENDED,
+    *,
+    number: int = signal.SIGUSR1,
+    go_on: bool = False,
+) -> Hang | None:
+    """Asks the ranks that write into `folder` which of them the others wait for; None where all have ended meanwhile.
+
+    report: the file for their stacks. size, ended: as of hang.explain. number, go_on: as of hung_rank.collect.
+    """
+    pulses = {rank: pace.pulse for rank, pace in ranks.items()}
+    silent_s = {rank: pace.silent_s for rank, pace in ranks.items()}
+    hung = collect(folder, pulses, silent_s, number=number, go_on=go_on)
+    if not hung:
+        return None
+    hang = explain(hung, max(size, len(hung)), ended)
+    replace_text(report, "\n".join([f"{hang.message}\n", *(rank.report() for rank in hung)]))
+    return hang
 
 
 class Watchdog:
@@ -181,12 +206,9 @@ class Watchdog:
             waits = self._all_wait(ranks, silence_waits=not surely and self._machines.nnodes > 1)
             if waits and (not surely or late_s < ELSEWHERE_S):
                 return
-        pulses = {number: rank.pulse for number, rank in ranks.items()}
-        hung = collect(self._folder, pulses, {number: rank.silent_s for number, rank in ranks.items()})
-        if not hung:
-            return
-        hang = explain(hung, max(self._size * self._machines.nnodes, len(hung)))
-        raise TrainingFailed(message("training_hangs", hang=hang.message, file=self._write(hang.message, hung)))
+        report = self._folder / FILE
+        if hang := named_hang(self._folder, ranks, self._size * self._machines.nnodes, report):
+            raise TrainingFailed(message("training_hangs", hang=hang.message, file=report))
 
     def _all_wait(self, ranks: Mapping[int, Pace], silence_waits: bool) -> bool:
         """Whether each rank of this machine waits in the same collective, for one on another machine.
@@ -201,8 +223,3 @@ class Watchdog:
             wait = recorded.first_waiting if recorded else None
             waits.add((wait.group, wait.number, wait.what) if wait else None)
         return len(waits) <= 1 and None not in waits
-
-    def _write(self, said: Message, hung: list[HungRank]) -> Path:
-        path = self._folder / FILE
-        replace_text(path, "\n".join([f"{said}\n", *(rank.report() for rank in hung)]))
-        return path

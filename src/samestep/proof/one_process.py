@@ -234,13 +234,13 @@ def natural_causes(
         reasons.append(message("collate_draws_for_each_rank"))
         advice.append(message("draw_for_each_sample"))
     if held_randomness.batch_statistics:
-        reasons.append(message("batchnorm_of_each_ranks_rows", layer=next(iter(job.batch_layers), None)))
+        reasons.append(message("batchnorm_of_each_ranks_rows", layer=next(iter(job.model.batch_layers), None)))
         advice.append(message("use_groupnorm_or_sync_batchnorm"))
     elif held_randomness.running_statistics:
         reasons.append(message("running_statistics_of_each_ranks_rows"))
         advice.append(message("leave_out_running_statistics"))
-    if held_randomness.draws and job.random_layers:
-        reasons.append(message("dropout_of_each_rank", layer=job.random_layers[0]))
+    if held_randomness.draws and job.model.random_layers:
+        reasons.append(message("dropout_of_each_rank", layer=job.model.random_layers[0]))
         advice.append(message("random_numbers_need_no_change"))
     elif held_randomness.draws:
         reasons.append(message("forward_draws_on_each_rank"))

@@ -109,7 +109,7 @@ def without_life(layout: LayoutPlan) -> LayoutPlan:
 
 def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
     """Returns the layout that an engine is compared with on the second number of ranks. facts: of the engine there."""
-    second = job.second_of(facts)
+    second = job.proof.second_of(facts)
     assert second
     subset = Subset(second_steps(job), second.ranks, rows=second.proof_rows)
     return replace(loop_layout(facts), trainings=QUICK, subset=subset)
@@ -117,8 +117,8 @@ def second_layout(facts: EngineFacts, job: JobFacts) -> LayoutPlan:
 
 def second_steps(job: JobFacts) -> int:
     """Returns how many steps of SGD are compared on the second number of ranks."""
-    rounds = SECOND_STEPS // 2 if job.costly else SECOND_STEPS
-    return min(job.proof_steps, rounds * max(1, len(job.phases)))
+    rounds = SECOND_STEPS // 2 if job.proof.costly else SECOND_STEPS
+    return min(job.proof.steps, rounds * max(1, len(job.optimizer.phases)))
 
 
 @dataclass(frozen=True)

@@ -170,10 +170,10 @@ class SecondSize:
     """The number of ranks."""
 
     proof_rows: int
-    """The rows of a step of the proof on these ranks, as JobFacts.proof_rows."""
+    """The rows of a step of the proof on these ranks, as ProofFacts.rows."""
 
     varying_calls: Mapping[str, VaryingCalls]
-    """Engine -> a module that forward passes call a varying number of times, as JobFacts.varying_calls."""
+    """Engine -> a module that forward passes call a varying number of times, as Refusals.varying_calls."""
 
     refused: Message | None = None
     """Why the job cannot be trained on these ranks; None: it can."""
@@ -183,26 +183,11 @@ class SecondSize:
 
 
 @dataclass(frozen=True)
-class JobFacts:
-    """A job's sizes and properties, and what its layers refuse."""
-
-    settings: Mapping[str, str]
-    """The job's settings: name -> type and default, as text."""
-
-    chosen: Mapping[str, str]
-    """The settings that --set has changed: name -> value, as text."""
-
-    source: str
-    """A digest of the job's file and of the modules beside it that it imports."""
+class DataFacts:
+    """The training data, and how they are divided into steps and loaded."""
 
     rows: int
     """The number of rows of the training dataset."""
-
-    evaluation_rows: int
-    """The number of rows of the evaluation dataset; 0: the job has no evaluation."""
-
-    metrics: Mapping[str, Literal["min", "max"]]
-    """Metric -> 'min' or 'max', whichever is better; with 'loss' where an evaluation has one. Empty: no evaluation."""
 
     global_batch: int
     """The number of rows of an optimizer step, over all replicas."""
@@ -210,36 +195,11 @@ class JobFacts:
     micro_batches: Mapping[int, int]
     """Number of replicas -> micro-batches in a step on each replica."""
 
-    proof_steps: int
-    """The number of optimizer steps of a training of the proof."""
-
-    proof_rows: int
-    """The number of rows of a step of the proof, where the whole global batch would take too long; 0: the global batch.
-    It equals the global batch where the job takes no other number of rows."""
-
-    costly: bool
-    """Whether a step of the proof takes long, even with `proof_rows` rows."""
-
-    row_bytes: float
-    """The bytes that the forward pass of one row keeps: the outputs of the model's layers."""
-
-    row_s: float
-    """The seconds that the forward and backward passes of one row take, roughly."""
-
     steps_per_epoch: int
     """The number of optimizer steps in an epoch, over all phases."""
 
-    epochs: int
-    """The number of epochs of the whole training."""
-
-    parameters: int
-    """The number of elements of all the model's parameters."""
-
-    dtype: str
-    """The dtype of the model's first parameter, such as 'float32'."""
-
-    optimizer: str
-    """The class name of the optimizer; of several optimizers, the first."""
+    last: str
+    """What happens to the incomplete last batch of an epoch: 'keep' or 'drop'."""
 
     workers: int
     """The number of loader processes that each rank starts; 0: the training process loads the data."""
@@ -250,17 +210,16 @@ class JobFacts:
     prefetch: int
     """The number of batches that each loader process loads in advance."""
 
-    last: str
-    """What happens to the incomplete last batch of an epoch: 'keep' or 'drop'."""
 
-    sync_batchnorm: bool
-    """Whether BatchNorm's statistics are over all ranks' rows, by torch's SyncBatchNorm."""
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model: its size, and its layers and parameters that engines treat differently."""
 
-    gather_outputs: bool
-    """Whether the criterion sees the outputs and the batches of all ranks."""
+    parameters: int
+    """The number of elements of all the model's parameters."""
 
-    carry_state: bool
-    """Whether forward returns a state that the next step of the same rows continues from."""
+    dtype: str
+    """The dtype of the model's first parameter, such as 'float32'."""
 
     batch_layers: tuple[str, ...]
     """The names of the model's BatchNorm layers."""
@@ -277,8 +236,19 @@ class JobFacts:
     pretrained: tuple[str, ...]
     """The names of the outermost modules that have a method save_pretrained; '' for the model itself."""
 
-    refused: Mapping[int, Message | None]
-    """Number of replicas -> why they cannot train the job; None: they can."""
+    row_bytes: float
+    """The bytes that the forward pass of one row keeps: the outputs of the model's layers."""
+
+    row_s: float
+    """The seconds that the forward and backward passes of one row take, roughly."""
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """The optimizer, or the optimizers that take turns."""
+
+    name: str
+    """The class name of the optimizer; of several optimizers, the first."""
 
     phases: Mapping[str, str] = field(default_factory=dict)
     """Phase -> the class name of its optimizer, in the order of their turns; empty: the job has one optimizer."""
@@ -286,18 +256,34 @@ class JobFacts:
     needs_closure: bool = False
     """Whether the optimizer's step demands a closure, as that of LBFGS does."""
 
-    evaluation_draws: tuple[str, ...] = ()
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """The evaluation."""
+
+    rows: int = 0
+    """The number of rows of the evaluation dataset; 0: the job has no evaluation."""
+
+    metrics: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
+    """Metric -> 'min' or 'max', whichever is better; with 'loss' where an evaluation has one. Empty: no evaluation."""
+
+    draws: tuple[str, ...] = ()
     """What draws random numbers in an evaluation: any of 'dataset', 'collate' and 'model'."""
 
-    varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
-    """Engine -> a module whose parameters the engine's ranks gather at each of its calls, where the number of its calls
-    differs from batch to batch."""
 
-    second: SecondSize | None = None
-    """The second number of ranks, whose ranks are replicas; None: there is none."""
+@dataclass(frozen=True)
+class ProofFacts:
+    """What the trainings of the proof are."""
 
-    second_meshes: Mapping[str, SecondSize] = field(default_factory=dict)
-    """Engine -> the second number of ranks of an engine whose ranks are arranged in a mesh."""
+    steps: int
+    """The number of optimizer steps of a training."""
+
+    rows: int
+    """The number of rows of a step, where the whole global batch would take too long; 0: the global batch. It equals
+    the global batch where the job takes no other number of rows."""
+
+    costly: bool
+    """Whether a step takes long, even with `rows` rows."""
 
     extremes: tuple[int, ...] = ()
     """The indices of training rows that are unlike others, those that matter most first."""
@@ -305,15 +291,74 @@ class JobFacts:
     rows_looked_at: int = 0
     """The number of training rows that were searched for `extremes`; 0: none, as for a stream."""
 
-    divided: Mapping[str, Message] = field(default_factory=dict)
-    """Engine -> how its ranks divide the model, for the user to read."""
+    second: SecondSize | None = None
+    """The second number of ranks, whose ranks are replicas; None: there is none."""
 
-    undivided: Mapping[str, Message] = field(default_factory=dict)
-    """Engine -> why its ranks cannot divide the model."""
+    second_meshes: Mapping[str, SecondSize] = field(default_factory=dict)
+    """Engine -> the second number of ranks of an engine whose ranks are arranged in a mesh."""
 
     def second_of(self, engine: EngineFacts) -> SecondSize | None:
         """Returns the second number of ranks of an engine; None where there is none."""
         return self.second_meshes.get(engine.name) if engine.mesh else self.second
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """What cannot train the job: numbers of replicas, and engines."""
+
+    of_replicas: Mapping[int, Message | None]
+    """Number of replicas -> why they cannot train the job; None: they can."""
+
+    undivided: Mapping[str, Message] = field(default_factory=dict)
+    """Engine -> why its ranks cannot divide the model."""
+
+    varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
+    """Engine -> a module whose parameters the engine's ranks gather at each of its calls, where the number of its calls
+    differs from batch to batch."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """A job's sizes and properties, and what cannot train it."""
+
+    settings: Mapping[str, str]
+    """The job's settings: name -> type and default, as text."""
+
+    chosen: Mapping[str, str]
+    """The settings that --set has changed: name -> value, as text."""
+
+    source: str
+    """A digest of the job's file and of the modules beside it that it imports."""
+
+    sync_batchnorm: bool
+    """Whether BatchNorm's statistics are over all ranks' rows, by torch's SyncBatchNorm."""
+
+    gather_outputs: bool
+    """Whether the criterion sees the outputs and the batches of all ranks."""
+
+    carry_state: bool
+    """Whether forward returns a state that the next step of the same rows continues from."""
+
+    data: DataFacts
+    """The training data."""
+
+    model: ModelFacts
+    """The model."""
+
+    optimizer: OptimizerFacts
+    """The optimizer, or those of all phases."""
+
+    evaluation: EvaluationFacts
+    """The evaluation; that of a job without one has no rows."""
+
+    proof: ProofFacts
+    """What the trainings of the proof are."""
+
+    refusals: Refusals
+    """What cannot train the job."""
+
+    divided: Mapping[str, Message] = field(default_factory=dict)
+    """Engine -> how its ranks divide the model, for the user to read."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,7 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.engines import (
-    check_settings,
-    dividing_engines,
-    engines_on_parts,
-    inspect_engines,
-    layouts_in_parts,
-    least_rows,
-    on_mesh,
-    on_other_meshes,
-    units_of_engines,
-)
+from samestep.tasks.inspect.engines import asked_engines, demands_of, engines_on_parts, inspect_engines, on_mesh
 from samestep.tasks.inspect.job import inspect_job
 from samestep.world.mesh import parse_mesh
 
@@ -70,37 +59,26 @@ def _inspection(question: Question) -> Inspection:
     devices = hardware.find_devices(question.device)
     per_machine = question.replicas or ranks_by_default(devices, as_threads=question.as_threads)
     replicas = per_machine * question.machines
-    fewer = [per_machine * machines for machines in range(question.least or question.machines, question.machines)]
     rows = inspect_engines(devices, replicas, question.engine_settings, question.engines, question.mesh)
-    fewer += [row.layout.replicas for row in rows if row.mesh and row.layout]
-    job = None
+    job, parts = None, list[EngineFacts]()
     if question.job:
-        check = partial(check_settings, rows, question.engines)
-        units = units_of_engines(rows, question.engines)
-        job = inspect_job(
-            question.job,
-            question.settings,
-            replicas,
-            steps=question.steps,
-            device=devices[0],
-            check=check,
-            fewer=fewer,
-            units=units,
-            also=0 if question.mesh else question.also,
-            proves=question.proves,
-            dividing=dividing_engines(rows, question.engines, devices[0]),
-            least_rows=least_rows(rows, question.engines),
-            in_parts=layouts_in_parts(rows, question.engines),
-            on_other_meshes={} if question.also == 0 else on_other_meshes(rows, question.engines, question.also),
-        )
+        job = inspect_job(question, replicas, devices[0], demands_of(rows, question, devices[0]))
+        parts += engines_on_parts(asked_engines(rows, question.engines))
     second: list[EngineFacts] = []
-    if job and job.second:
-        second_engines = inspect_engines(devices, job.second.ranks, question.engine_settings, question.engines)
+    if job and job.proof.second:
+        second_engines = inspect_engines(devices, job.proof.second.ranks, question.engine_settings, question.engines)
         second += [facts for facts in second_engines if not facts.mesh]
-    meshes = {name: size.mesh for name, size in job.second_meshes.items() if size.mesh} if job else {}
+    meshes = {name: size.mesh for name, size in job.proof.second_meshes.items() if size.mesh} if job else {}
     second += [found for row in rows if row.name in meshes and (found := on_mesh(row, meshes[row.name]))]
-    facts, parts = hardware.facts(devices[0]), tuple(engines_on_parts(rows, question.engines) if job else ())
-    return Inspection(devices, facts, replicas, tuple(rows), job, second_engines=tuple(second), parts=parts)
+    return Inspection(
+        devices,
+        hardware.facts(devices[0]),
+        replicas,
+        tuple(rows),
+        job,
+        second_engines=tuple(second),
+        parts=tuple(parts),
+    )
 
 
 def ranks_by_default(devices: tuple[str, ...], *, as_threads: bool) -> int:

@@ -131,12 +131,12 @@ def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> No
     [(1, "workers_would_keep_up", 3), (4, "workers_would_speed_up", 1)],
 )
 def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, identity: str, workers: int, tmp_path: Path) -> None:
-    job: Any = SimpleNamespace(global_batch=64, workers=0, prefetch=2, most_workers=1_000)
+    data: Any = SimpleNamespace(global_batch=64, workers=0, prefetch=2, most_workers=1_000)
     seen = TrainingRecord(step_s=[0.046] * 3, wait_s=[0.034] * 3, fetch_s=0.102, fetch_cpu_s=0.102)
     for rank in range(local_ranks):
         world = World(rank=rank, size=local_ranks, local_rank=rank, local_size=local_ranks)
         write(tmp_path / f"rank{rank}.json", RankRecord(rank, world, 1, 0.0, MACHINE, trainings={"run": seen}))
-    found = measure_data_wait(job, Record(tmp_path))
+    found = measure_data_wait(data, Record(tmp_path))
     assert found
     says(found.advice(), identity, workers=workers)
 

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
+from inspected_job import inspected_job
 from samestep import Job, Lanes, LRSchedule, Recipe
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.tasks.inspect.dry_run import dry_step
-from samestep.tasks.inspect.job import inspect_job
 
 X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)
 
@@ -268,7 +268,7 @@ def changed(case: str = "") -> Job:
 @pytest.mark.parametrize("case", CHANGES)
 def test_one_sentence(case: str) -> None:
     with pytest.raises(UserError) as raised:
-        inspect_job(f"{__file__}:changed", {"case": case}, 2, 8, "cpu")
+        inspected_job(f"{__file__}:changed", {"case": case}, 2)
     says, said = CHANGES[case][1], raised.value.message
     if isinstance(says, str):
         assert says in str(raised.value)
@@ -288,7 +288,7 @@ def parses() -> Job:
 def test_the_line_is_the_users_own_where_a_library_raised() -> None:
     line = parses.__code__.co_firstlineno + 1
     with pytest.raises(UserError) as raised:
-        inspect_job(f"{__file__}:parses", {}, 2, 8, "cpu")
+        inspected_job(f"{__file__}:parses", {}, 2)
     fields = raised.value.message.fields
     assert fields["at"] == f"{__file__}, line {line}" and fields["error"].startswith("JSONDecodeError: ")
 
@@ -300,12 +300,12 @@ def twofold() -> Job:
 
 
 def test_metrics_are_tried_on_the_evaluation_alone() -> None:
-    assert inspect_job(f"{__file__}:twofold", {}, 2, 8, "cpu").metrics == {"loss": "min", "accuracy": "max"}
+    assert inspected_job(f"{__file__}:twofold", {}, 2).evaluation.metrics == {"loss": "min", "accuracy": "max"}
 
 
 def test_a_parameter_without_gradient_is_named() -> None:
-    found = inspect_job(f"{__file__}:changed", {}, 2, 8, "cpu")
-    assert found.unused == ("spare.weight", "spare.bias")
+    found = inspected_job(f"{__file__}:changed", {}, 2)
+    assert found.model.unused == ("spare.weight", "spare.bias")
 
 
 def jacobian(model: nn.Module, batch: Any) -> Any:
@@ -343,4 +343,4 @@ def dropping() -> Job:
 
 
 def test_dropout_that_drops_nothing_is_not_named() -> None:
-    assert inspect_job(f"{__file__}:dropping", {}, 2, 8, "cpu").random_layers == ("2",)
+    assert inspected_job(f"{__file__}:dropping", {}, 2).model.random_layers == ("2",)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from command import TESTS
+from inspected_job import inspected_job
 from samestep.engine import Layout
 from samestep.job import Job
 from samestep.message import Message, message
-from samestep.tasks.inspect.engines import inspect_engines
-from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.inspect.engines import EngineDemands, inspect_engines
 
 DOCS = Path(__file__).parents[3] / "docs" / "engines.md"
 
@@ -43,6 +43,6 @@ def test_an_engine_whose_plan_fails_does_not_hide_the_others() -> None:
         return message("pipeline_is_whole")
 
     job = f"{TESTS}/mutations/jobs.py:warming"
-    facts = inspect_job(job, {}, 2, 8, "cpu", dividing={"failing": failing, "dividing": dividing})
-    assert facts.undivided["failing"].fields["error"] == "KeyError: 'blocks'"
+    facts = inspected_job(job, {}, 2, engines=EngineDemands(divides={"failing": failing, "dividing": dividing}))
+    assert facts.refusals.undivided["failing"].fields["error"] == "KeyError: 'blocks'"
     assert facts.divided["dividing"].id == "pipeline_is_whole"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from inspected_job import inspected_job
 from said import refuses
 from samestep.message import message
-from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.inspect.load import find, home, settings_of
 
 TEXT = """
@@ -43,11 +43,11 @@ def test_a_job_of_any_kind(name: str, path: Path) -> None:
     module, called = home(target, function)
     assert (Path(str(module.__file__)), called) == (path, name)
     given = {"width": "3"} if "width" in settings_of(function) else {}
-    facts = inspect_job(target, given, 1, 1, "cpu")
-    assert facts.rows == 1500
+    facts = inspected_job(target, given, 1, steps=1)
+    assert facts.data.rows == 1500
     before = facts.source
     path.write_text(TEXT + "# changed\n")
-    assert inspect_job(target, given, 1, 1, "cpu").source != before
+    assert inspected_job(target, given, 1, steps=1).source != before
 
 
 def test_a_change_beside_a_job_in_a_linked_package_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +60,9 @@ def test_a_change_beside_a_job_in_a_linked_package_is_seen(tmp_path: Path, monke
     (real / "helper.py").write_text("WIDTH = 4\n")
     (real / "train.py").write_text(f"from .helper import WIDTH\n{TEXT}")
     monkeypatch.syspath_prepend(installed)
-    before = inspect_job("linked_jobs.train:plain", {}, 1, 1, "cpu").source
+    before = inspected_job("linked_jobs.train:plain", {}, 1, steps=1).source
     (real / "helper.py").write_text("WIDTH = 5\n")
-    assert inspect_job("linked_jobs.train:plain", {}, 1, 1, "cpu").source != before
+    assert inspected_job("linked_jobs.train:plain", {}, 1, steps=1).source != before
 
 
 def test_a_job_of_another_file_stands_there(path: Path) -> None:

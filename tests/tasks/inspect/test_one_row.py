@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from inspected_job import demands, inspected_job
 from ranks import engine_facts
 from samestep import Job, Recipe
 from samestep.commands.engine_rows import refusal
-from samestep.tasks.inspect.engines import layouts_in_parts
-from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.inspect.engines import EngineDemands
 
 IN_PARTS = "batch_norm_gets_one_row_in_a_micro_batch"
 
@@ -56,13 +56,12 @@ def test_a_pipeline_whose_micro_batch_has_one_row(
     settings: Mapping[str, str], micro_batches: int, step: int | None, own_sizes: bool, proves: bool
 ) -> None:
     row = engine_facts("pipeline", 2, {"microbatches": str(micro_batches)})
-    facts = inspect_job(
-        f"{__file__}:job", settings, 2, 8, "cpu", fewer=[1], proves=proves, in_parts=layouts_in_parts([row], [])
-    )
+    engines = EngineDemands(in_parts=demands(row).in_parts)
+    facts = inspected_job(f"{__file__}:job", settings, 2, proves=proves, engines=engines)
     why = refusal(row, facts)
     expected = None if step is None else (IN_PARTS, step, "--set-engine microbatches")
     assert (why and (why.id, why.fields["step"], why.fields["setting"])) == expected
-    assert facts.proof_rows == (facts.global_batch if own_sizes and proves else 0)
+    assert facts.proof.rows == (facts.data.global_batch if own_sizes and proves else 0)
 
 
 @pytest.mark.parametrize(
@@ -78,5 +77,5 @@ def test_a_pipeline_whose_micro_batch_has_one_row(
 def test_so_is_one_of_replicas_and_a_run_is_not_refused_for_a_proof(
     settings: Mapping[str, str], proves: bool, said: str | None
 ) -> None:
-    refused = inspect_job(f"{__file__}:job", settings, 4, 8, "cpu", proves=proves).refused[4]
+    refused = inspected_job(f"{__file__}:job", settings, 4, proves=proves).refusals.of_replicas[4]
     assert (refused and refused.id) == said

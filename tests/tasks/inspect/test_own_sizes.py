@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from inspected_job import inspected_job
 from samestep import Job, Recipe, UserError
 from samestep.data.schedule import schedule_of
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import ProveTask
-from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.proof_job import proof_job
 
 PART = 8  # rows
@@ -55,15 +55,15 @@ def job(
 
 
 def facts(**settings: str) -> JobFacts:
-    return inspect_job(f"{__file__}:job", settings, 2, 8, "cpu")
+    return inspected_job(f"{__file__}:job", settings, 2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("rows", [160, 176, 170])
 def test_the_proof_has_no_size_that_the_job_never_has(rows: int, replicas: int) -> None:
     found = facts(rows=str(rows), last="drop" if rows == 170 else "keep", always="yes")
-    assert found.refused == {1: None, 2: None} and found.proof_rows == found.global_batch
-    training = ProveTask("sgd", 8, "float64", replicas, 0.05, rows=found.proof_rows)
+    assert found.refusals.of_replicas == {1: None, 2: None} and found.proof.rows == found.data.global_batch
+    training = ProveTask("sgd", 8, "float64", replicas, 0.05, rows=found.proof.rows)
     small = proof_job(job(rows, last="drop" if rows == 170 else "keep", always=True), training)
     schedule = schedule_of(small, replicas)
     parts = [part for rank in range(replicas) for part in schedule.micro_batches_of(rank, 8)]
@@ -72,20 +72,20 @@ def test_the_proof_has_no_size_that_the_job_never_has(rows: int, replicas: int) 
 
 
 def test_a_size_that_is_refused_is_named_and_the_remedy_helps() -> None:
-    refused = facts(rows="170").refused  # the last step has 10 rows
+    refused = facts(rows="170").refusals.of_replicas  # the last step has 10 rows
     for said in (refused[1], refused[2]):
         assert said and said.id == "job_refuses_a_number_of_rows"
         assert (said.fields["step"], said.fields["setting"]) == (5, "last=drop")
-    assert facts(rows="170", last="drop").refused == {1: None, 2: None}
+    assert facts(rows="170", last="drop").refusals.of_replicas == {1: None, 2: None}
 
 
 def test_an_evaluation_of_another_size_is_named() -> None:
-    assert facts(always="yes", evaluated="40").refused == {1: None, 2: None}  # 32 rows, then 8
+    assert facts(always="yes", evaluated="40").refusals.of_replicas == {1: None, 2: None}  # 32 rows, then 8
     with pytest.raises(UserError) as raised:
         facts(always="yes", evaluated="36")
     assert raised.value.message.id == "evaluation_rows_refused"
 
 
 def test_a_job_that_takes_any_size_is_proven_on_an_uneven_one() -> None:
-    found = inspect_job("digits", {}, 2, 8, "cpu")
-    assert found.proof_rows != found.global_batch and found.refused == {1: None, 2: None}
+    found = inspected_job("digits", {}, 2)
+    assert found.proof.rows != found.data.global_batch and found.refusals.of_replicas == {1: None, 2: None}

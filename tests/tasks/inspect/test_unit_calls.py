@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from inspected_job import demands, inspected_job
 from said import refuses
 from samestep import Job, Recipe
 from samestep.commands.engine_rows import refusal
@@ -20,8 +21,7 @@ from samestep.engines import fsdp
 from samestep.message import Message
 from samestep.records.inspection import VaryingCalls
 from samestep.tasks.inspect.dry_run import varying_calls
-from samestep.tasks.inspect.engines import inspect_engines, units_of_engines
-from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.inspect.engines import inspect_engines
 
 ROWS = torch.stack([torch.arange(20.0), torch.zeros(20)], 1)
 
@@ -76,9 +76,9 @@ def test_a_unit_that_is_not_called_as_often_is_named(case: str) -> None:
         optimizer=Recipe(torch.optim.SGD),
         global_batch=8,
     )
-    found = varying_calls(job, job.model, {"fsdp": fsdp.units}, 2, "cpu")
+    found = varying_calls(job, {"fsdp": fsdp.units}, 2, "cpu")
     assert found == ({"fsdp": expected} if expected else {})
-    assert not varying_calls(job, job.model, {"fsdp": partial(fsdp.units, wrap="root")}, 2, "cpu")
+    assert not varying_calls(job, {"fsdp": partial(fsdp.units, wrap="root")}, 2, "cpu")
 
 
 JOB = """
@@ -114,9 +114,8 @@ def test_fsdp_refuses_it_where_ranks_may_get_other_rows(tmp_path: Path) -> None:
 
     def reason(engine: str = "fsdp", options: dict[str, str] = {}, **settings: str) -> Message | None:  # noqa: B006
         rows = inspect_engines(("cpu",), 2, options, [engine])
-        units = units_of_engines(rows, [engine])
-        job = inspect_job(str(file), settings, 2, 1, "cpu", units=units)
-        return refusal(next(row for row in rows if row.name == engine), job)
+        row = next(row for row in rows if row.name == engine)
+        return refusal(row, inspected_job(str(file), settings, 2, steps=1, engines=demands(row)))
 
     called = {"engine": "fsdp", "unit": "row"}
     assert reason() == Message("unit_called_by_rows", {**called, "setting": "--set last=drop"})
@@ -128,4 +127,4 @@ def test_a_model_that_is_not_built_anew_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cached_job.py"
     file.write_text(JOB)
     with refuses("model_is_not_built_anew", parameter="0.row.weight"):
-        inspect_job(f"{file}:cached", {}, 1, 1, "cpu")
+        inspected_job(f"{file}:cached", {}, 1, steps=1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
@@ -31,9 +32,26 @@ from samestep.rank.step import ActivePhase, default_generator, detached, is_one_
 from samestep.records.inspection import VaryingCalls
 from samestep.reference.replica_state import output_and_loss
 from samestep.world import World
+from samestep.world.foreign_code import as_exceptions, error_line
 
 ROWS = 4
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
+
+
+def build_model(job: Job) -> nn.Module:
+    """Builds the job's model. Raises UserError when that fails, or when it has uninitialised (lazy) parameters."""
+    try:
+        with as_exceptions():
+            model = job.model()
+    except Exception as error:
+        raise UserError(message("model_raised", error=error_line(error))) from error
+    if not isinstance(model, nn.Module):
+        raise UserError(message("model_is_no_module", type=type(model).__name__))
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(parameter):
+            raise UserError(message("parameter_is_lazy", parameter=name))
+        check_dense(parameter, name)
+    return model
 
 
 class NoModules(ModuleTracker):
@@ -311,9 +329,7 @@ MOST_ROWS = 16  # of a rank's own part, which is tried where it is no larger
 Units = Callable[[nn.Module], list[nn.Module]]
 
 
-def varying_calls(
-    job: Job, model: Callable[[], nn.Module], units: Mapping[str, Units], replicas: int, device: str
-) -> dict[str, VaryingCalls]:
+def varying_calls(job: Job, units: Mapping[str, Units], replicas: int, device: str) -> dict[str, VaryingCalls]:
     """Returns the engines -> their first unit that not every forward pass calls as often.
 
     units: engine -> the modules that its ranks gather when they are called. Nothing is said of a job whose functions
@@ -322,7 +338,7 @@ def varying_calls(
     found = {}
     for engine, units_of in units.items():
         try:
-            net = model().to(device)
+            net = build_model(job).to(device)
             if unit := _varying(job, net, units_of(net), replicas, device):
                 found[engine] = unit
         except Exception:

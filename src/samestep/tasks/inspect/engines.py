@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
@@ -19,13 +19,65 @@ from samestep.errors import UserError, nearest_name
 from samestep.job import Job
 from samestep.message import Message, as_said, message
 from samestep.records.files import as_json
-from samestep.records.inspection import EngineFacts
+from samestep.records.inspection import EngineFacts, Question
+from samestep.tasks.inspect.dry_run import Units
 from samestep.tasks.inspect.load import values_of
 from samestep.world import World
 from samestep.world.foreign_code import as_exceptions, error_line
 from samestep.world.mesh import Mesh
 
 Divides = Callable[[Job], Message | None]
+# An engine on another mesh, and what divides a job's model there; None: its ranks do not divide it.
+OnMesh = tuple[EngineFacts, Divides | None]
+
+
+@dataclass(frozen=True)
+class EngineDemands:
+    """What the engines of a command ask of a job."""
+
+    check_model: Callable[[nn.Module], None] = field(default=lambda model: None)
+    """Called with the job's model. Raises UserError for a setting of an engine that does not fit the model."""
+
+    replicas: Sequence[int] = ()
+    """The numbers of replicas of the engines whose ranks are arranged in a mesh."""
+
+    units: Mapping[str, Units] = field(default_factory=dict)
+    """Engine -> what returns the modules of a model that its ranks gather."""
+
+    divides: Mapping[str, Divides] = field(default_factory=dict)
+    """Engine -> what divides a job's model among its ranks."""
+
+    in_parts: Mapping[str, Layout] = field(default_factory=dict)
+    """Engine -> its layout, of those whose steps have micro-batches of their own."""
+
+    other_meshes: Mapping[str, Sequence[OnMesh]] = field(default_factory=dict)
+    """Engine -> the meshes of another size that are tried for a second proof, in this order."""
+
+    @property
+    def least_rows(self) -> int:
+        """How many rows give each micro-batch two, with the engines that have micro-batches of their own; else 0."""
+        return max((2 * layout.replicas * layout.micro_batches for layout in self.in_parts.values()), default=0)
+
+
+NO_DEMANDS = EngineDemands()
+
+
+def demands_of(rows: Sequence[EngineFacts], question: Question, device: str) -> EngineDemands:
+    """Returns what the engines of a question ask of its job. rows: of all engines. device: of the first rank."""
+    asked = asked_engines(rows, question.engines)
+    return EngineDemands(
+        check_model=partial(_check_settings, asked),
+        replicas=[row.layout.replicas for row in rows if row.mesh and row.layout],
+        units=_units(asked),
+        divides=_divides(asked, device),
+        in_parts={row.name: row.layout for row in asked if row.layout and row.layout.micro_batches > 1},
+        other_meshes={} if question.also == 0 else _other_meshes(asked, question.also),
+    )
+
+
+def asked_engines(rows: Sequence[EngineFacts], names: Sequence[str]) -> list[EngineFacts]:
+    """Returns the engines of a command that can run here. names: as the command gives them; none: all."""
+    return [row for row in rows if row.available and (row.name in names or not names)]
 
 
 def inspect_engines(
@@ -81,33 +133,26 @@ def _why_not_loaded(error: BaseException) -> Message:
     return message("engine_does_not_import", error=error_line(error))
 
 
-def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.Module) -> None:
-    """Has the engines of this command check the settings that were chosen, with the job's model. names: none: all.
-
-    Raises UserError for a setting that does not fit the model.
-    """
-    for row in rows:
-        is_asked = row.chosen and row.available and (row.name in names or not names)
-        if is_asked and (check := engines.load(row.name).checks.settings):
+def _check_settings(asked: Sequence[EngineFacts], model: nn.Module) -> None:
+    """Has engines check the settings that were chosen, with the job's model. Raises UserError for one that does not fit
+    the model."""
+    for row in asked:
+        if row.chosen and (check := engines.load(row.name).checks.settings):
             check(model, **row.settings)
 
 
-def dividing_engines(rows: Sequence[EngineFacts], names: Sequence[str], device: str) -> dict[str, Divides]:
-    """Returns the engines of this command whose ranks divide a model -> what divides a job's. names: none: all."""
-    chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
-    dividing = [(row, engines.load(row.name).checks.divides) for row in chosen]
-    worlds = {row.name: World(size=row.processes, devices=(device,), mesh=row.mesh) for row in chosen}
+def _divides(asked: Sequence[EngineFacts], device: str) -> dict[str, Divides]:
+    """Returns the engines whose ranks divide a model -> what divides a job's."""
+    taking = [row for row in asked if takes_mesh(row)]
+    dividing = [(row, engines.load(row.name).checks.divides) for row in taking]
+    worlds = {row.name: World(size=row.processes, devices=(device,), mesh=row.mesh) for row in taking}
     return {row.name: partial(divides, world=worlds[row.name], **row.settings) for row, divides in dividing if divides}
 
 
-def engines_on_parts(rows: Sequence[EngineFacts], names: Sequence[str]) -> Iterator[EngineFacts]:
-    """Yields the facts of each engine of this command whose ranks are arranged in a mesh, on each part of it.
-
-    names: the engines of this command; none: all.
-    """
-    for row in rows:
-        is_chosen = row.available and (row.name in names or not names)
-        for part in row.mesh.parts if row.mesh and is_chosen else ():
+def engines_on_parts(asked: Sequence[EngineFacts]) -> Iterator[EngineFacts]:
+    """Yields the facts of each engine whose ranks are arranged in a mesh, on each part of it."""
+    for row in asked:
+        for part in row.mesh.parts if row.mesh else ():
             if facts := on_mesh(row, part):
                 yield facts
 
@@ -123,39 +168,18 @@ def on_mesh(row: EngineFacts, mesh: Mesh) -> EngineFacts | None:
     return replace(row, processes=world.size, layout=layout, mesh=mesh)
 
 
-def on_other_meshes(
-    rows: Sequence[EngineFacts], names: Sequence[str], ranks: int | None
-) -> dict[str, list[tuple[EngineFacts, Divides | None]]]:
-    """Returns the engines of this command whose ranks are arranged in a mesh -> their facts on meshes of another size,
-    in the order in which they are to be tried, each with what divides a job's model there.
-
-    names: the engines of this command; none: all. ranks: as of Mesh.of_other_size.
-    """
-    chosen = [row for row in rows if row.available and (row.name in names or not names) and takes_mesh(row)]
+def _other_meshes(asked: Sequence[EngineFacts], ranks: int | None) -> dict[str, list[OnMesh]]:
+    """Returns the engines whose ranks are arranged in a mesh -> the meshes of another size, in the order in which they
+    are to be tried. ranks: as of Mesh.of_other_size."""
     meshes = {
         row.name: [facts for mesh in row.mesh.of_other_size(row.axes, ranks) if (facts := on_mesh(row, mesh))]
-        for row in chosen
-        if row.mesh and row.mesh.size > 1
+        for row in asked
+        if row.mesh and row.mesh.size > 1 and takes_mesh(row)
     }
     return {
-        name: [(facts, dividing_engines([facts], [], facts.devices[0]).get(name)) for facts in candidates]
+        name: [(facts, _divides([facts], facts.devices[0]).get(name)) for facts in candidates]
         for name, candidates in meshes.items()
     }
-
-
-def layouts_in_parts(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Layout]:
-    """Returns the engines of this command that have micro-batches of their own -> their layouts. names: none: all."""
-    chosen = [row for row in rows if row.available and (row.name in names or not names)]
-    return {row.name: row.layout for row in chosen if row.layout and row.layout.micro_batches > 1}
-
-
-def least_rows(rows: Sequence[EngineFacts], names: Sequence[str]) -> int:
-    """Returns how many rows give each micro-batch two, with the engines that have micro-batches of their own; else 0.
-
-    names: the engines of this command; none: all.
-    """
-    layouts = layouts_in_parts(rows, names).values()
-    return max((2 * layout.replicas * layout.micro_batches for layout in layouts), default=0)
 
 
 def takes_mesh(row: EngineFacts) -> bool:
@@ -163,11 +187,10 @@ def takes_mesh(row: EngineFacts) -> bool:
     return not row.mesh or {*row.mesh.sizes} <= {*row.axes}
 
 
-def units_of_engines(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Callable[[Any], list[nn.Module]]]:
-    """Returns the engines of this command that gather parts of a model -> the modules of a model that they gather."""
-    chosen = {row.name: row.settings for row in rows if row.available and (row.name in names or not names)}
-    with_units = {name: engines.load(name).checks.units for name in chosen}
-    return {name: partial(units, **chosen[name]) for name, units in with_units.items() if units}
+def _units(asked: Sequence[EngineFacts]) -> dict[str, Units]:
+    """Returns the engines that gather parts of a model -> what returns the modules of a model that they gather."""
+    with_units = [(row, engines.load(row.name).checks.units) for row in asked]
+    return {row.name: partial(units, **row.settings) for row, units in with_units if units}
 
 
 def _settings(engine: engines.Engine) -> dict[str, Any]:
