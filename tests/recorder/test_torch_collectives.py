@@ -30,7 +30,7 @@ def test_each_gather_is_observed_and_keeps_its_history(hooks: Hooks) -> None:
     """torch renames its functions: scripts that were written for either name are observed alike."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = []
-    patch_gathers(hooks, lambda: before.append(None))
+    patch_gathers(hooks, before.append)
     GatheredWithHistory().attach(hooks)
     try:
         gathers = [function.name for function in TO_ALL if function.kind == "gather" and function.takes == "tensors"]

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.job.foreign import attribute_of, is_a, parameters_in, parts_in
+from samestep.job.walk import known_leaves
 from samestep.rank.hooks import Hooks, called_by_torch
 from samestep.records.divided_models import SMALL
 from samestep.records.script import SaveRecord
@@ -154,12 +155,18 @@ def patch_clipping(hooks: Hooks, before: Callable[[list[Tensor], float | None], 
         hooks.attach(nn.utils, name, functools.partial(new_clip, name), nn.utils.clip_grad)
 
 
-def patch_gathers(hooks: Hooks, before: Callable[[], None]) -> None:
-    """Calls before() before tensors are gathered from all ranks where gradients are recorded."""
+def patch_gathers(hooks: Hooks, before: Callable[[bool], None]) -> None:
+    """Calls before(has_gradient) before tensors are gathered from all ranks in a forward pass, by the script itself.
+
+    has_gradient: whether one of them is part of a graph, also in the forward of an autograd function.
+    """
 
     def new_gather(gather: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and not in_backward() and not called_by_torch():
-            before()
+        if not in_backward() and not called_by_torch():
+            tensors = [leaf for leaf in known_leaves((args, kwargs)) if is_a(leaf, Tensor)]
+            has_gradient = any(tensor.requires_grad for tensor in tensors)
+            if has_gradient or torch.is_grad_enabled():
+                before(has_gradient)
         return gather(*args, **kwargs)
 
     for name in GATHERS:

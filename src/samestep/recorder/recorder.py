@@ -391,8 +391,9 @@ class Recorder:
             self.window.micro_batches[-1].modes = self._modes.at_backward(self._reached)
         self._reached.clear()
 
-    def _gather(self) -> None:
+    def _gather(self, has_gradient: bool) -> None:
         self._gathers = True
+        self.window.gathers += has_gradient
 
     # What is done to the gradients
 
@@ -536,6 +537,7 @@ class Recorder:
                 changed=changed,
                 updates=updates,
                 early=early,
+                gathers=window.gathers,
                 cut_gathers=window.cut_gathers,
                 own_statistics=window.own_statistics,
                 late_clips=window.late_clips,

@@ -129,6 +129,9 @@ class Window:
     autocast: set[str] = field(default_factory=set)
     """The dtypes in which autocast has computed."""
 
+    gathers: int = 0
+    """The number of calls that gathered tensors with a gradient: see StepRecord."""
+
     cut_gathers: int = 0
     """The number of places in the losses' graphs where what was gathered has a gradient for this rank's part alone: see
     StepRecord."""

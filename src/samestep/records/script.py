@@ -186,6 +186,10 @@ class StepRecord:
     foreign: int = 0
     """Number of tensors in the optimizer's groups that are no parameters of the models."""
 
+    gathers: int = 0
+    """Number of calls by which the script gathered tensors with a gradient from all ranks, outside of the backward
+    pass."""
+
     cut_gathers: int = 0
     """Number of places in the losses' graphs that join tensors gathered from all ranks, of which only this rank's own
     part has a gradient."""

@@ -147,7 +147,6 @@ def test_a_mean_is_right(micro_batches: int, tmp_path: Path) -> None:
         ("left out", 1, None, message("parameters_left_out_of_reduction", left_out=1, parameters=4)),
         ("too early", 3, None, message("reduced_before_last_micro_batch", micro_batch=0, last=2)),
         ("lost", 3, None, message("gradients_removed_between_micro_batches", removed=2, micro_batches=3)),
-        ("no known mistake", 1, None, message("gradient_of_no_known_mistake", wrong=4, parameters=4)),
         ("mean", 3, 1.0, message("loss_not_divided_by_accumulation", micro_batches=3)),
         # It is not a sum over the 2 ranks.
         ("mean", 2, 1.0, message("loss_not_divided_by_accumulation", micro_batches=2)),
@@ -162,6 +161,11 @@ def test_a_wrong_gradient_is_named(
     assert results.answer == "differs"
     assert results.first_divergence and results.first_divergence.step == 0
     assert results.first_divergence.cause == cause
+
+
+def test_a_gradient_that_all_ranks_change_alike_is_for_the_replay_to_judge(tmp_path: Path) -> None:
+    found = finding_of(judged(tmp_path, "no known mistake"), "gradient")
+    assert (found.answer, found.message) == ("unknown", message("gradients_changed_alike", steps=STEPS))
 
 
 def test_a_gradient_that_is_not_finite_is_not_passed(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def _cause(
     distance = message("gradient_off_by", distance=gradients.distance(*wrong[0]))
     if weights and (unequal := weights.cause()):
         return unequal, distance
-    return message(NO_KNOWN_MISTAKE, wrong=len(names), parameters=len(all_names)), distance
+    return message("gradient_of_no_known_mistake", wrong=len(names), parameters=len(all_names)), distance
 
 
 def _left_out(gradients: StepGradients, ranks: Ranks, step: int) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -26,7 +26,13 @@ from samestep.proof.script.gradient_comparison import (
 from samestep.proof.script.gradient_weights import are_of_numbers
 from samestep.proof.script.gradients import reduced_by_optimizer
 from samestep.proof.script.losses import same_loss
-from samestep.proof.script.step_gradients import StepGradients, before_clipping, coarser_of, norm_of_all
+from samestep.proof.script.step_gradients import (
+    StepGradients,
+    before_clipping,
+    coarser_of,
+    computed_gradients,
+    norm_of_all,
+)
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
 from samestep.records.script import ENGINE_CLIPPING, STEP, TAKEN, ScriptRecord, of_kind
@@ -128,6 +134,7 @@ def _steps(
             number=number,
             gradients=gradients,
             replayed=replayed,
+            computed={name: array * scale for name, array in computed_gradients(arrays).items()},
             taken=of_kind(arrays, TAKEN),
             scale=scale,
             sizes=sizes,
@@ -151,6 +158,9 @@ class _ReplayedStep:
 
     replayed: Mapping[str, Array]
     """The gradients of one process, before anything clipped them: parameter -> gradient."""
+
+    computed: Mapping[str, Array]
+    """The gradients that the backward passes of one process have computed: parameter -> their sum."""
 
     taken: Mapping[str, Array]
     """The gradients that the optimizer of one process took: parameter -> gradient."""
@@ -215,6 +225,8 @@ class _ReplayedStep:
 
     def _cause(self) -> Message:
         """Returns why the ranks' gradient is not that of one process."""
+        if self._is_changed_otherwise():
+            return message("own_gradient_code_depends_on_ranks")
         cause = self._tried_cause()
         # Where other weights of the ranks give one process's gradient, gathers and negatives are not the cause.
         if not self.gradients.shares_in(self.replayed):
@@ -222,6 +234,18 @@ class _ReplayedStep:
         if cause.id == "later_gradients_apart" and self.by_optimizer:
             return message("optimizer_adds_gradients_up")
         return cause
+
+    def _is_changed_otherwise(self) -> bool:
+        """Returns whether the backward passes of the ranks have together the gradient that the backward passes of one
+        process have, while something has made another one of it since, alike on all ranks."""
+        gradients = self.gradients
+        if not gradients.not_mean or not gradients.are_alike():
+            return False
+        mean = gradients.as_mean().reduced[0]
+        if {*mean} - {*self.computed}:
+            return False
+        computed = {name: self.computed[name] for name in mean}
+        return not replace(self.before, found={0: mean}, wanted={0: computed}).apart
 
     def _tried_cause(self) -> Message:
         """Returns the first mistake that was tried, and gives the ranks' gradient; else what is known of it."""
@@ -274,8 +298,7 @@ def _of_contrast(ranks: Ranks, one_process: ScriptRecord, step: int, cause: Mess
     none of these, or the ranks' gradient is a multiple of one process's for another reason."""
     if cause.id not in ("loss_depends_on_ranks", "gradient_divided_by_the_ranks", "mean_of_rank_means_or_a_term"):
         return None
-    calls = [call for rank in ranks for group in rank.groups.values() for call in group.calls]
-    gathers = any("gather" in call for call in calls) and not ranks[0].steps[step].shards
+    gathers = any(rank.steps[step].gathers or rank.steps[step].cut_gathers for rank in ranks)
     batches = [rank.steps[step].micro_batches for rank in (*ranks, one_process)]
     pairs = [terms for of_ranks in zip(*batches) for terms in zip(*(batch.losses for batch in of_ranks))]
     size = len(ranks)

@@ -41,6 +41,16 @@ def before_clipping(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
 
 
+def computed_gradients(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the gradients that the backward passes of a rank have computed in a step, added up over its
+    micro-batches, of the arrays of that step."""
+    sums = dict[str, Array]()
+    for number in range(MICRO_BATCHES):
+        for name, array in of_kind(arrays, LOCAL.format(number, "")).items():
+            sums[name] = sums[name] + array if name in sums else array
+    return sums
+
+
 def clipping_factor(limit: float, norm_of_gradients: float) -> float:
     """Returns by what torch.nn.utils.clip_grad_norm_ multiplies gradients of this norm."""
     return min(1.0, limit / (norm_of_gradients + CLIP_EPS))
