@@ -234,7 +234,7 @@ def load(name: str) -> Engine:
         loaded = next(point for point in _external_engines() if point.name == name).load()
         declared = getattr(loaded, "ENGINE", loaded)
     if not isinstance(declared, Engine):
-        raise UserError(f"its ENGINE is no Engine of {__name__}, or it has none")
+        raise UserError(message("package_declares_no_engine", module=__name__))
     return declared
 
 

@@ -11,6 +11,7 @@ from command import samestep
 from recorder.plant import cause_of
 from samestep.records.files import from_json
 from samestep.records.findings import DiffResults
+from samestep.report.check import QUANTITIES
 
 SCRIPT = """
 import sys
@@ -63,12 +64,12 @@ def test_a_resumed_script(tmp_path: Path) -> None:
         results = from_json(DiffResults, json.loads(done.stdout))
         first = results.first_divergence
         assert done.returncode == int(bool(first)) and results.steps == 3, results.findings
-        return (first.quantity, first.step, cause_of(first)) if first else ("", None, "")
+        return (QUANTITIES[first.quantity].id, first.step, cause_of(first)) if first else ("", None, "")
 
     check("whole", SCRIPT)
     check("right", SCRIPT, "--resume")
     assert differs("right") == ("", None, "")
     check("moments", SCRIPT.replace('    optimizer.load_state_dict(found["optimizer"])\n', ""), "--resume")
-    assert differs("moments") == ("weights after the step", 5, "optimizer_state_not_restored")
+    assert differs("moments") == ("quantity_weights_after_the_step", 5, "optimizer_state_not_restored")
     check("order", SCRIPT.replace("sampler.set_epoch(epoch)", "sampler.set_epoch(0)"), "--resume")
-    assert differs("order") == ("rows of all ranks", 5, "order_of_another_epoch")
+    assert differs("order") == ("quantity_rows_of_all_ranks", 5, "order_of_another_epoch")
