@@ -35,15 +35,17 @@ def one_process_decides(findings: Sequence[Finding]) -> bool:
 
 
 def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
-    """Returns a finding about the factor of a loss, which is the loss's own where one process has the same gradient."""
+    """Returns a finding about the factor of a loss: the factor belongs to the loss where one process has the same
+    gradient."""
     if finding.answer != "differs" or finding.message.id not in OF_RANKS or replayed != "right":
         return finding
     return Finding(finding.question, "right", message("one_process_has_the_factor", warning=finding.message))
 
 
 def multiplied_sum(ranks: Ranks, one_process: ScriptRecord) -> Finding | None:
-    """Finds a sum that is divided by its own number of values, and multiplied by the number of ranks, which one process
-    does not: its gradient is the same where that number is a constant, and each value weighs too much in both."""
+    """Finds a sum that the ranks divide by its own number of values and multiply by their number, while one process
+    does not multiply it. Where that number is a constant, one process has the same gradient, and each value weighs too
+    much in both."""
     batches, replayed = ranks[0].steps[0].micro_batches, one_process.steps[0].micro_batches
     pairs = [pair for of_rank, of_one in zip(batches, replayed) for pair in zip(of_rank.losses, of_one.losses)]
     size = float(len(ranks))
