@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from budget import budget
-from said import refuses
+from said import refuses, tells
 from samestep.commands.explain import explained, mistakes
 from samestep.message import message
 from samestep.report.language import VARIABLE
@@ -27,8 +27,11 @@ def test_a_mistake_is_explained_in_both_languages(
 
 
 def test_fields_are_shown_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence is that of a finding whose fields are their own names."""
     monkeypatch.setenv(VARIABLE, "en")
-    assert "divided by the <ranks> ranks" in [*explained("loss_divided_by_ranks")][1]
+    _, sentence, *_ = explained("loss_divided_by_ranks")
+    assert "<ranks>" in sentence and "{" not in sentence
+    assert tells(sentence, "loss_divided_by_ranks", ranks="<ranks>")
 
 
 def test_each_mistake_is_listed() -> None:

@@ -36,6 +36,7 @@ from samestep.records.record import PROGRESS, Progress, RankError
 from samestep.records.results import write_results
 from samestep.records.run_results import RunResults
 from samestep.records.runs import ResultsIdentity
+from samestep.report.language import text
 
 WORDS = ("samestep", "run", "my job.py", "--engine", "ddp")
 
@@ -218,7 +219,8 @@ def test_a_reason_without_its_fields_ends_no_list(tmp_path: Path) -> None:
     release_folders()
     command = [sys.executable, "-m", "samestep", "runs", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=budget(20), check=True)
-    assert "  ended by SIGKILL" in done.stdout and "  ? ranks × ?" in done.stdout and not done.stderr
+    without_fields = text(message("ranks_share_evenly"), "en")
+    assert "  ended by SIGKILL" in done.stdout and f"  {without_fields}" in done.stdout and not done.stderr
 
 
 def test_a_folder_of_another_version_is_unknown_and_says_so(root: Path) -> None:

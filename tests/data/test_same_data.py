@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from budget import deadline
 from command import samestep
-from samestep import Job, UserError
+from said import refuses, tells
+from samestep import Job
 from samestep.data.fingerprint import check_same_data
+from samestep.message import message
 from samestep.testing import ranks
 from samestep.world import World
 
 TESTS = Path(__file__).parents[1]
+JOBS_DIFFER = message("jobs_must_be_the_same")
+TRAINING, EVALUATION = message("training_goes_on"), message("evaluation_goes_on")
 JOBS = """
 import os, torch
 from dataclasses import replace
@@ -85,17 +89,17 @@ def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str
 
 @ranks(2)
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("how", "identity", "fields"),
     [
-        ("order", "rank 1 reads other values than rank 0 for training sample"),
-        ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
-        ("split", "rank 1 reads other values than rank 0 .*Here each rank reads the whole stream"),
-        ("evaluation", "evaluation samples, and rank 0"),
-        ("weights", "rank 1 has another order than rank 0: each process builds the job for itself"),
+        ("order", "rank_reads_other_values", {"dataset": TRAINING, "hint": JOBS_DIFFER}),
+        ("length", "rank_has_other_samples", {"dataset": TRAINING, "samples": 23, "first": 24, "hint": JOBS_DIFFER}),
+        ("split", "rank_reads_other_values", {"dataset": TRAINING, "hint": message("streams_must_be_the_same")}),
+        ("evaluation", "rank_has_other_samples", {"dataset": EVALUATION, "hint": JOBS_DIFFER}),
+        ("weights", "rank_has_another_order", {}),
     ],
 )
-def test_other_data_on_a_rank_is_refused_on_all(how: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_other_data_on_a_rank_is_refused_on_all(how: str, identity: str, fields: dict[str, Any]) -> None:
+    with refuses(identity, rank=1, **fields):
         check_same_data(built(how), World.from_env(os.environ))
 
 
@@ -107,15 +111,16 @@ def test_the_same_data_and_samples_that_are_random_say_nothing(how: str) -> None
 
 def test_a_training_on_other_data_is_refused(tmp_path: Path) -> None:
     code, said = run(tmp_path, "values")
-    sentence = "rank 1 reads other values than rank 0 for training sample 0: each process builds the job for"
-    assert (code, sentence in said) == (2, True), said
+    named = {"rank": 1, "dataset": TRAINING, "sample": 0, "hint": JOBS_DIFFER}
+    assert (code, tells(said, "rank_reads_other_values", **named)) == (2, True), said
 
 
 def test_an_evaluation_of_other_data_on_a_rank_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, "evaluation", nproc=1)[0] == 0
     weights = str(tmp_path / "out" / "weights.safetensors")
     code, said = run(tmp_path, "evaluation", "evaluate", "--weights", weights, "--out", f"{tmp_path}/score")
-    assert code == 2 and re.search("rank 1 .*12 .*rank 0 13", said), said
+    named = {"rank": 1, "dataset": EVALUATION, "samples": 12, "first": 13, "hint": JOBS_DIFFER}
+    assert code == 2 and tells(said, "rank_has_other_samples", **named), said
 
 
 def test_looking_leaves_a_file_closed_that_loader_workers_will_open(tmp_path: Path) -> None:

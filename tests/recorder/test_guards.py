@@ -120,7 +120,7 @@ def test_a_monitored_training_goes_on(plant: tuple[str, str, str], plain: str, t
     path = script(tmp_path, plant)
     done = samestep("monitor", "--", sys.executable, *launched(path), out=tmp_path / "out")
     assert done.returncode == 0 and plain in done.stdout, done.stdout + done.stderr
-    assert ("not monitored any more (samestep itself" in done.stderr) == (plant != NOTHING), done.stderr
+    assert ("samestep monitor: " in done.stderr) == tells(done.stderr, **FAILED) == (plant != NOTHING), done.stderr
 
 
 @pytest.mark.parametrize("plant", lanes(RECORDED, 0))

@@ -12,6 +12,7 @@ from planting import Edit, with_patches
 from recorder.plant import cause_of
 from samestep.records.files import from_json
 from samestep.records.findings import DiffResults
+from samestep.report.check import QUANTITIES
 
 SCRIPT = """
 import sys
@@ -64,13 +65,13 @@ def test_a_resumed_script(tmp_path: Path) -> None:
         results = from_json(DiffResults, json.loads(done.stdout))
         first = results.first_divergence
         assert done.returncode == int(bool(first)) and results.steps == 3, results.findings
-        return (first.quantity, first.step, cause_of(first)) if first else ("", None, "")
+        return (QUANTITIES[first.quantity].id, first.step, cause_of(first)) if first else ("", None, "")
 
     check("whole", SCRIPT)
     check("right", SCRIPT, "--resume")
     assert differs("right") == ("", None, "")
     not_restored = Edit('    optimizer.load_state_dict(found["optimizer"])\n', "")
     check("moments", with_patches(SCRIPT, not_restored), "--resume")
-    assert differs("moments") == ("weights after the step", 5, "optimizer_state_not_restored")
+    assert differs("moments") == ("quantity_weights_after_the_step", 5, "optimizer_state_not_restored")
     check("order", with_patches(SCRIPT, Edit("sampler.set_epoch(epoch)", "sampler.set_epoch(0)")), "--resume")
-    assert differs("order") == ("rows of all ranks", 5, "order_of_another_epoch")
+    assert differs("order") == ("quantity_rows_of_all_ranks", 5, "order_of_another_epoch")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from budget import budget
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "samestep.testing", "-p", "no:cacheprovider"]
@@ -28,6 +30,12 @@ def run(folder: Path, source: str, *options: str, typed: str | None = None) -> s
     return subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=budget(60), **stdin
     )
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Returns how many tests had each outcome, as {"passed": 2, "failed": 1}, from pytest's last line."""
+    counts = pytest.RunResult.parse_summary_nouns(done.stdout.splitlines())
+    return {outcome: number for outcome, number in counts.items() if outcome != "warnings"}
 
 
 def interrupt(process: subprocess.Popen[str]) -> str:

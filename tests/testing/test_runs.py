@@ -12,7 +12,7 @@ import pytest
 
 from budget import wait_until
 from samestep.testing import ranks
-from testing.runs import PYTEST, environment, interrupt, run
+from testing.runs import PYTEST, environment, interrupt, outcomes, run
 
 HEAD = """
 import os, time
@@ -40,23 +40,24 @@ def test_last():
 def test_x_k_and_s(tmp_path: Path) -> None:
     """-x ends after the failure; -k chooses; -s prints each line with its rank."""
     done = run(tmp_path, HEAD + SOME, "-x", "-s")
-    assert "1 failed, 1 passed" in done.stdout
-    assert "[rank 0] first, here\n" in done.stdout and "[rank 1] first, here\n" in done.stdout
+    assert outcomes(done) == {"failed": 1, "passed": 1}
+    assert all(f"[rank {rank}] first, here\n" in done.stdout for rank in range(2))
     done = run(tmp_path, HEAD + SOME, "-k", "first or last", "--junitxml=junit.xml", "--strict-markers", "-W", "error")
-    assert "2 passed, 1 deselected" in done.stdout, done.stdout
+    assert outcomes(done) == {"passed": 2, "deselected": 1}, done.stdout
     assert 'tests="2"' in (tmp_path / "junit.xml").read_text()
 
 
 def test_a_mark_of_the_projects_own_is_left_alone(tmp_path: Path) -> None:
     done = run(tmp_path, "import pytest\n\n@pytest.mark.ranks\ndef test_own():\n    pass\n")
-    assert "1 passed" in done.stdout, done.stdout
+    assert outcomes(done) == {"passed": 1}, done.stdout
 
 
 @pytest.mark.check
 def test_xdist(tmp_path: Path) -> None:
     done = run(tmp_path, HEAD + SOME, "-n", "2")
-    assert "1 failed, 2 passed" in done.stdout
-    assert "---- rank 1 ----" in done.stdout and "E       assert 1 == 0" in done.stdout
+    assert outcomes(done) == {"failed": 1, "passed": 2}
+    failures = re.findall(r"^-+ rank (\d) -+$.*?^E +assert (.*?)$", done.stdout, re.M | re.S)
+    assert failures == [("1", "1 == 0")], done.stdout
 
 
 @pytest.mark.check
@@ -142,7 +143,7 @@ def test_ranks_that_are_not_forked(tmp_path: Path) -> None:
     """As on a platform where a process that has imported torch cannot be forked."""
     lines = ["from samestep.launch import fork_client", "fork_client.fork = fork_client.start = lambda *_: None"]
     (tmp_path / "conftest.py").write_text("\n".join(lines))
-    assert "1 failed, 2 passed" in run(tmp_path, HEAD + SOME).stdout
+    assert outcomes(run(tmp_path, HEAD + SOME)) == {"failed": 1, "passed": 2}
 
 
 @pytest.mark.check
@@ -175,6 +176,7 @@ def test_after():
     pass
 """
     done = run(tmp_path, HEAD + source)
-    assert "5 passed, 1 error" in done.stdout, done.stdout
-    assert "ERROR at teardown of test_last" in done.stdout
+    assert outcomes(done) == {"passed": 5, "errors": 1}, done.stdout
+    errors = re.findall(r"^_+ ERROR at (\w+) of (\w+) _+$", done.stdout, re.M)
+    assert errors == [("teardown", "test_last")]
     assert [done.stdout.count(f"torn {rank}\n") for rank in range(2)] == [1, 1]

@@ -59,6 +59,6 @@ def test_a_training_that_ends_is_caught_by_what_stderr_says() -> None:
 
 def test_the_table_counts() -> None:
     rows = [judged(HEALTHY[0], 0, output("right"), "", 1.0), judged(replace(FAULT), None, "", "", 100.0)]
-    table = table_of(rows)
-    assert "| healthy | 1 | 1 |" in table and "| faulty | 1 | 0 | 0 | 0 |" in table
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table_of(rows).splitlines()]
+    assert ["healthy", "1", "1", "", ""] in cells and ["faulty", "1", "0", "0", "0"] in cells
     assert isinstance(FAULT, Fault)

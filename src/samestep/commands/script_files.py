@@ -35,7 +35,7 @@ def write_script(script: Script, to: Path) -> None:
     except OSError as error:
         for path in written:
             remove_file(path)
-        raise UserError(f"{target} cannot be written ({error.strerror}); give another name with --to") from None
+        raise UserError(message("script_file_cannot_be_written", file=target, error=error.strerror)) from None
     for path in written:
         say(message("file_written", file=path))
 
@@ -44,7 +44,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_regular(path)
     except OSError as error:
-        raise UserError(f"{path}, which the script needs, cannot be read ({error.strerror})") from None
+        raise UserError(message("script_file_cannot_be_read", file=path, error=error.strerror)) from None
 
 
 def _is_there(path: Path, data: bytes) -> bool:
@@ -57,4 +57,4 @@ def _is_there(path: Path, data: bytes) -> bool:
         return False
     except OSError:
         pass
-    raise UserError(f"{path} is there, and is not what the script needs; give a file in another folder with --to")
+    raise UserError(message("script_file_has_other_content", file=path))

@@ -224,30 +224,19 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> Mapping
     return fingerprints
 
 
-DATA_DIFFER = (
-    "each process builds the job for itself, and all must build the same; sort the files of a folder, seed or save "
-    "what is random or learnt (a split, a vocabulary), and take no part of the data by RANK: samestep divides the rows"
-)
-STREAM_DIFFERS = (
-    "its stream is another one, as of a dataset that splits or shuffles itself by rank (RANK, WORLD_SIZE or "
-    "torch.distributed). Here each rank reads the whole stream, in one order, and keeps its own rows: leave out "
-    "split_by_node, split_dataset_by_node or shards by rank (webdataset: nodesplitter=None)"
-)
-
-
 def _compare_rows(name: str, own_data: Fingerprint, world: World, *, of_stream: bool) -> None:
     """Compares a dataset between the ranks. name: of the dataset, for the error. of_stream: whether it is one."""
     of_rank = gather_from_ranks((own_data.length, own_data.rows), world)
+    dataset = message("training_goes_on" if name == "training" else "evaluation_goes_on")
+    hint = message("streams_must_be_the_same" if of_stream else "jobs_must_be_the_same")
     for rank, (length, digests) in enumerate(of_rank):
         first_length, first = of_rank[0]
-        difference = None
         if length != first_length:
-            difference = f"has {length} {name} samples, and rank 0 {first_length}"
+            counts = {"samples": length, "first": first_length}
+            raise Refused(message("rank_has_other_samples", rank=rank, dataset=dataset, hint=hint, **counts))
         for index, digest in digests.items():
-            if difference is None and not is_same_row(digest, first.get(index, digest)):
-                difference = f"reads other values than rank 0 for {name} sample {index}"
-        if difference:
-            raise Refused(f"rank {rank} {difference}: {STREAM_DIFFERS if of_stream else DATA_DIFFER}")
+            if not is_same_row(digest, first.get(index, digest)):
+                raise Refused(message("rank_reads_other_values", rank=rank, dataset=dataset, sample=index, hint=hint))
 
 
 def _compare_orders(job: Job, world: World) -> None:
@@ -258,10 +247,7 @@ def _compare_orders(job: Job, world: World) -> None:
     digests = gather_from_ranks(hashlib.blake2b(order.tobytes(), digest_size=8).hexdigest(), world)
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
-            raise UserError(
-                f"rank {rank} has another order than rank 0: each process builds the job for itself, and Job.order "
-                "must be the same in all; draw from the generator that it is given, and sort what it is made of"
-            )
+            raise UserError(message("rank_has_another_order", rank=rank))
 
 
 def gather_from_ranks(value: Any, world: World) -> list[Any]:

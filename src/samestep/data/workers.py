@@ -10,6 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing import get_all_start_methods
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import MicroBatch
-from samestep.message import Message, as_said, message
+from samestep.message import Message, message
 from samestep.world.heartbeat import heartbeat
 from samestep.world.processes import die_with_parent
 
@@ -112,7 +113,7 @@ class _Failure(NamedTuple):
         if isinstance(error, UserError):
             return cls(error.message, True, traceback.format_exc())
         if re.search(SHARED_MEMORY_FULL, str(error)):
-            return cls(as_said(_shared_memory_message()), True, traceback.format_exc())
+            return cls(_shared_memory_message(), True, traceback.format_exc())
         return cls(failed(error, micro_batch).message, False, traceback.format_exc())
 
     def error(self) -> Exception:
@@ -168,17 +169,13 @@ def _cannot_start(error: OSError, workers: int) -> UserError:
     return UserError(f"{workers} loader workers cannot be started here ({error.strerror}); use fewer, or workers=0")
 
 
-def _shared_memory_message() -> str:
-    try:
+def _shared_memory_message() -> Message:
+    sizes: dict[str, int | None] = {"free": None, "total": None}
+    with suppress(OSError):
         stats = os.statvfs(SHARED_MEMORY)
-        free, total = (blocks * stats.f_frsize / 2**20 for blocks in (stats.f_bavail, stats.f_blocks))
-        size = f" ({free:.0f} of {total:.0f} MiB free)"
-    except OSError:
-        size = ""
-    return (
-        f"{SHARED_MEMORY}, through which loader workers send batches, is full{size}; give it more (docker run "
-        "--shm-size=8g; Kubernetes: an emptyDir in memory), or use fewer workers, a smaller prefetch, or workers=0"
-    )
+        blocks = {"free": stats.f_bavail, "total": stats.f_blocks}
+        sizes |= {name: round(number * stats.f_frsize / 2**20) for name, number in blocks.items()}
+    return message("batches_found_no_shared_memory", folder=SHARED_MEMORY, **sizes)
 
 
 def _identity(answer: Any) -> Any:

@@ -1,7 +1,7 @@
 """Names the axes of a mesh along which a training is wrong: it is proven again on parts of the mesh.
 
 Pure functions but for `tried_axes`, whose caller starts the ranks. On a part some axes have their ranks, and each other
-axis has one rank: a difference that is gone without an axis, and shows with this axis alone, is along it.
+axis has one rank: a difference that vanishes without an axis, and shows with this axis alone, is along this axis.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DEADLINE = "launch_reached_its_deadline"
 
 
 def tried_axes(mesh: Mesh, try_part: Callable[[Mesh], AxisTrial]) -> tuple[AxisTrial, ...]:
-    """Tries a mesh once more, then its parts, the smallest first: one rank, each axis alone, several of them; but none
-    that has in it a part that is wrong already."""
+    """Tries a mesh once more, then its parts, the smallest first: one rank, each axis alone, several axes. No part is
+    tried that contains one which is wrong already."""
     trials = [try_part(mesh)]
     if trials[0].differs:
         for part in mesh.parts[:-1]:
@@ -82,7 +82,7 @@ def why_not_by_axes(verdict: Verdict) -> Message | None:
 
 
 def _names(verdict: Verdict) -> str:
-    """Returns the name, in the record, of the trainings of which one differs, '{}' for the proof's; '': of those that
+    """Returns the record's name for the trainings of which one differs, '{}' for the proof's; '' for trainings that
     were not tried."""
     divergence = verdict.first_divergence
     if divergence is None:
@@ -92,15 +92,15 @@ def _names(verdict: Verdict) -> str:
 
 
 def part_trainings(verdict: Verdict, planned: Sequence[Task]) -> tuple[ProveTask, ...]:
-    """Returns the trainings that show what is wrong: the one that differs, or of a failure the first ones."""
+    """Returns the trainings that show what is wrong: the one that differs or, after a failure, the first ones."""
     divergence = verdict.first_divergence
     names = (divergence.name,) if divergence else QUICK
     return tuple(task for task in planned if isinstance(task, ProveTask) and task.name in names)
 
 
 def part_layout(facts: EngineFacts, verdict: Verdict, subset: Subset) -> LayoutPlan:
-    """Returns the layout of an engine on a part of a mesh, which the reference plays. subset: what the training takes,
-    which is the same rows on all parts."""
+    """Returns the layout of an engine on a part of a mesh, which the reference plays. subset: the rows that the
+    training takes, the same on all parts."""
     divergence = verdict.first_divergence
     layout = own_dtype_layout(facts) if _names(verdict) == AS_OWN else loop_layout(facts)
     assert layout
@@ -108,8 +108,8 @@ def part_layout(facts: EngineFacts, verdict: Verdict, subset: Subset) -> LayoutP
 
 
 def planned_on_part(trainings: Sequence[ProveTask], played: Expectation, *, is_whole: bool) -> tuple[ProveTask, ...]:
-    """Returns the trainings at the rate that the reference took on a part. is_whole: it is the whole mesh, where what
-    modules return is looked at."""
+    """Returns the trainings at the rate that the reference took on a part. is_whole: whether this is the whole mesh, on
+    which the outputs of modules are compared."""
     return tuple(
         replace(
             task,
@@ -156,7 +156,8 @@ def _trained(played: Expectation, training: str) -> list[str]:
 
 
 def _tied(*states: Mapping[str, Any]) -> set[str]:
-    """Returns the names of tensors that have another name before: they are the same in all states."""
+    """Returns the names of tensors that an earlier name stands for already: both names have the same values in all
+    states."""
     first, tied = dict[tuple[bytes, ...], str](), set[str]()
     for name in states[0]:
         values = tuple(state[name].tobytes() for state in states if name in state)
@@ -178,7 +179,8 @@ def trial_of(
         return AxisTrial(axes, name, None, message("reference_not_played", why=why))
     found = train()
     if isinstance(found, Message):
-        # A part that fails in another way tells nothing: its ranks hold more of the model each. Nor does a deadline.
+        # A part that fails in another way tells nothing, as each of its ranks holds more of the model. Nor does a
+        # deadline.
         same = verdict.reason is not None and verdict.reason.id == found.id != DEADLINE
         return AxisTrial(axes, name, True) if same else AxisTrial(axes, name, None, found)
     assert facts.numerics

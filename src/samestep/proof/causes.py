@@ -1,7 +1,7 @@
 """Names the cause of a difference from the numbers of an engine and the reference, without a replay.
 
-These tell it where rows, weights or names are wrong; hypotheses.py tries causes for the other differences. CAUSES has a
-function for each quantity that is compared.
+The numbers tell the cause where rows, weights or names are wrong; hypotheses.py tries causes for the other differences.
+CAUSES has a function for each quantity that is compared.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ class _Part:
     is_whole: bool = False
 
     def said(self, *, is_all: bool) -> Message:
-        """Returns which they are. is_all: whether all of them are meant."""
+        """Returns a message that names these parameters. is_all: whether it means all of them."""
         how_many = message("all_of" if is_all else "some_of")
         fields = {"axis": self.axis, "ranks": self.size, "how_many": how_many}
         if self.place is not None:
@@ -346,7 +346,7 @@ class _Part:
 
 
 def _parts(observed: Trace, names: Sequence[str]) -> Iterator[_Part]:
-    """Yields into which parts the axes of a mesh divide these parameters, the smallest ones of each axis first."""
+    """Yields the parts into which the axes of a mesh divide these parameters, the smallest parts of each axis first."""
     for axis, size in (observed.mesh.sizes if observed.mesh else {}).items():
         places = {name: observed.divided[name][axis] for name in names if axis in observed.divided.get(name, {})}
         for place in range(size):

@@ -330,7 +330,7 @@ class Comparison:
             yield case.divergence("evaluation rows", want.rows, sum(counts.values()))
 
     def notes(self) -> list[Message]:
-        """Returns what the verdict's reader must know."""
+        """Returns the notes that the reader of the verdict must know."""
         facts, sgd = self.expectation.facts, self.expectation.of("sgd")
         notes = []
         if facts.dtype != "float64":

@@ -65,7 +65,7 @@ def replay_plan(divergence: Divergence, expectation: Expectation, record: Record
 
 
 def explained(divergence: Divergence, trials: Sequence[Trial]) -> Divergence:
-    """Returns a difference with the cause that trials of the reference give it, and these."""
+    """Returns a difference with the cause that trials of the reference give it, and these trials."""
     return replace(divergence, cause=_with_inner(divergence.cause, _cause(divergence, trials)), tried=tuple(trials))
 
 
@@ -90,7 +90,8 @@ def _cause(divergence: Divergence, trials: Sequence[Trial]) -> Message:
 
 
 def _inner(cause: Message | None) -> Message | None:
-    """Returns the cause inside of one that is said of a later epoch or of the job's own dtype alone; else the cause."""
+    """Returns the inner cause of a message about a later epoch or about the job's own dtype alone; another cause as it
+    is."""
     inner = cause.fields.get("cause") if cause else None
     return inner if isinstance(inner, Message) else cause
 
@@ -120,7 +121,7 @@ def with_tried_cause(
         return verdict
     trials = play(plan).ranks[0].trials
     if lost := _lost_writes(trials, record, divergence.name):
-        # The job asks for what no engine can do whose ranks hold parts of the parameters: this engine is not to blame.
+        # No engine whose ranks hold parts of the parameters can do what the job asks for: this engine is not to blame.
         reason = message("parts_lose_what_forward_writes", names=lost)
         return replace(verdict, verdict="refused", first_divergence=None, reason=reason)
     return replace(verdict, first_divergence=explained(divergence, trials))

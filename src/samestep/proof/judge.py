@@ -79,7 +79,7 @@ def judge_by_draws(
 
 
 def judge_second_size(loop: Expectation, record: Record, *, inexact: bool) -> Verdict:
-    """Compares an engine's record on a second number of ranks with the reference of its layout there: its loop alone.
+    """Compares the loop of an engine, recorded on a second number of ranks, with the reference of its layout there.
 
     inexact: whether the engine is inexact by design.
     """
@@ -129,9 +129,9 @@ def _in_own_dtype(proven: Comparison, in_own_dtype: Expectation | None, record: 
 def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence | None, Inexactness]:
     """Measures how far an inexact training is from the exact one after the proof's steps in float32.
 
-    Returns the first difference that rounding does not explain, too. What declares no rounding (PowerSGD) has no bound
-    after its exact steps, and after a skipped step none applies: what it reads, its rates and its rows are then still
-    compared.
+    Returns the first difference that rounding does not explain, too. An engine that declares no rounding (PowerSGD) has
+    no bound after its exact steps, and no bound applies after a skipped step: its tensors, rates and rows are compared
+    all the same.
     """
     comparison = Comparison(numerics, record, AS_NUMERICS, inexact=True)
     skipped = max(rank.skipped_steps for training in INEXACT for rank in record.training(AS_NUMERICS.format(training)))
@@ -201,8 +201,9 @@ def _verdict(
 def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Divergence | None:
     """Returns the divergence of an engine that was asked for float16 or bfloat16, and computed in float32 all the same.
 
-    A hook that was never registered, or an autocast that is not in force, trains in float32 and says nothing. What is
-    rounded cannot be that exact: the reference's first gradient has elements that the lower precision cannot hold.
+    A hook that was never registered, or an autocast that is not in force, trains in float32 and says nothing. A
+    gradient that is rounded cannot be that exact: the reference's first gradient has elements that the lower precision
+    cannot hold.
 
     None wherever a healthy engine could look so: float32's rounding is not known (no float64), one rank alone sends
     nothing, autocast was in force on all ranks (not every model has something that it lowers), or the gradient has too
@@ -245,8 +246,8 @@ def too_coarse(numerics: Expectation, record: Record) -> Divergence | None:
     """Returns the divergence of an engine that averages the ranks' gradients in the lower precision of its passes,
     though it says that it does not: they are rounded a second time, which the bound for the first one hides.
 
-    The average of two numbers of some digits mostly has more of them. Looked at are the elements to which rank 0 and
-    the others give parts of the same sign, where the weights from which they are read show these digits.
+    The average of two numbers of some digits mostly has more of them. The elements that count are those to which rank 0
+    and the others give parts of the same sign, where the weights from which they are read show these digits.
     """
     facts = numerics.facts
     precision, replicas = facts.rounds_to, facts.layout.replicas

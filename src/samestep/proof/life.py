@@ -185,7 +185,7 @@ class LifeComparison:
         return all(abs(values[a] - values[b]) > self._bound(a, name) + self._bound(b, name) for a, b in pairs)
 
     def _best_by_exchanged_directions(self) -> int:
-        """Returns the number of the evaluation that would be the best one by the other directions."""
+        """Returns the number of the evaluation that would be the best one if the run maximised where it minimises."""
         options = self.want.options
         assert options.best and options.best_after
         values = [evaluation.mean(options.best[0]) for evaluation in self.want.evaluations]

@@ -44,8 +44,8 @@ def module_of(
     expected: Outputs,
     found: Sequence[Outputs],
 ) -> tuple[str, Message | None]:
-    """Returns the module with which a difference begins, and what of this is to be told; '' and None where no module
-    can be told from the others.
+    """Returns the module with which a difference begins, and the message about it; '' and None where no module can be
+    told from the others.
 
     differences: all of one training, the first one first. observed: the training. trained: the parameters that move, in
     the model's order. expected: module -> its values, in the order of the forward pass; empty where none were noted.
@@ -92,8 +92,8 @@ def _module(tensor: str) -> str:
 def first_wrong_output(expected: Outputs, found: Sequence[Outputs]) -> tuple[str | None, int]:
     """Returns the first module whose output differs, None for none, and how many were compared. '' is the model itself.
 
-    Not compared: a module whose output is on the ranks in no whole number of copies, as where ranks compute a part of
-    it twice.
+    A module is not compared where the ranks do not have a whole number of copies of its output, as where they compute a
+    part of it twice.
     """
     compared = 0
     for module, values in expected.items():

@@ -19,7 +19,7 @@ from samestep.records.results import OneProcess
 ReasonAndAdvice = tuple[Message, Message]
 PlayHeld = Callable[[bool], tuple[Expectation, Expectation]]  # whether numbers are constant -> one process, N replicas
 
-# Mistakes in the weights of rows. Many losses show them at once, which no numbers of other rows do.
+# Mistakes in the weights of rows. Many losses show such a mistake at once; numbers that belong to other rows do not.
 OF_ONE_ROW = ("criterion_is_a_sum", "criterion_ignores_job_weight", "rows_that_weigh_nothing", "rows_weigh_unequally")
 
 
@@ -186,7 +186,8 @@ def not_one_process(found: AgainstOne, play: PlayHeld, job: JobFacts) -> OneProc
 
 
 def _hidden(found: AgainstOne, hiding: AgainstOne) -> OneProcess:
-    """Returns the answer where nothing differs because nothing could be compared. hiding: where that is so."""
+    """Returns the answer where nothing differs because nothing could be compared. hiding: the comparison in which a
+    difference may be hidden."""
     if hiding.hidden:
         reason = message("rounding_hides_every_tensor", tensors=hiding.hidden)
         return found.answer("not known", reason, message("find_what_amplifies_rounding"))
@@ -333,7 +334,8 @@ class _Losses:
         return gap is not None and gap > self.visible
 
     def is_mean(self, weights: list[float]) -> bool:
-        """Returns whether the rows' loss is the mean of theirs with these weights, and the halves' losses are, too."""
+        """Returns whether the loss of all rows is the mean of the rows' losses with these weights, and the losses of
+        the halves are, too."""
         alone, half = self.separation.alone, len(self.separation.alone) // 2
         batches = [(self.separation.whole, alone, weights)]
         if half:

@@ -77,8 +77,8 @@ def _then(layout: LayoutPlan) -> ContinuedLayout:
 
 
 def numerics_layout(facts: EngineFacts, continuing: EngineFacts | None = None) -> LayoutPlan | None:
-    """Returns the layout that an inexact engine's numerics are compared with; None where they are exact. then: as
-    above."""
+    """Returns the layout that an inexact engine's numerics are compared with; None where they are exact. then: as for
+    loop_layout."""
     _, numerics = _working(facts)
     if not numerics.lossy:
         return None
@@ -102,7 +102,7 @@ def own_dtype_layout(facts: EngineFacts) -> LayoutPlan | None:
 
 
 def without_life(layout: LayoutPlan) -> LayoutPlan:
-    """Returns a layout for ranks that live no run. SGD decides all the same."""
+    """Returns a layout without the training `life`, a whole run. SGD decides all the same."""
     names = tuple(name for name in layout.trainings if name != "life")
     return replace(layout, trainings=names if "sgd" in names else (*names, "sgd"))
 

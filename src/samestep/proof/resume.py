@@ -186,8 +186,8 @@ def _differing(
 
 
 def _may_be_there(name: str, after: list[State]) -> bool:
-    """Returns whether the second launch shows such a part: another engine may have no scaler, or hide the optimizer's
-    state."""
+    """Returns whether the second launch shows such a part of the state: another engine may have no scaler, or hide the
+    optimizer's state."""
     kind, _, tensor = name.partition(" of ")
     if tensor and kind not in ("weights", "average"):
         return any(f"optimizer of {tensor}" in state for state in after)
@@ -215,7 +215,8 @@ def _pairs(
 
 
 def _whole(name: str, states: list[State]) -> list[tuple[int, TensorRecord]]:
-    """Returns (rank, sums) of each whole copy of a tensor; where ranks have pieces, these together as rank 0's."""
+    """Returns (rank, sums) of each whole copy of a tensor; where ranks have pieces, the pieces count together as rank
+    0's."""
     held = [(rank, state[name]) for rank, state in enumerate(states) if name in state]
     copies = [(rank, tensor) for rank, tensor in held if tensor.size == tensor.whole]
     if copies or not held:
@@ -231,7 +232,7 @@ def _whole(name: str, states: list[State]) -> list[tuple[int, TensorRecord]]:
 
 
 def state_cause(name: str, expected: Any, found: Any, changed: bool) -> Message:
-    """Returns the cause of a part of the state that the second launch began with otherwise.
+    """Returns why the second launch began with another value of a part of the state.
 
     name: 'position', or a part as in rank/observer. expected, found: the steps of a position; sums of a tensor, or
     'lost'. changed: of a position, whether the rest of the state is another's too; of a tensor, whether there are other

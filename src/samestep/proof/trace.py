@@ -94,7 +94,8 @@ class Trace:
 
     @property
     def of_replicas(self) -> list[list[TracedMicroBatch]]:
-        """The micro-batches of each process that has a replica, or several; of those that share one, the first's."""
+        """The micro-batches of each process that has a replica, or several; of processes that share a replica, those of
+        the first."""
         if not self.mesh:
             return self.micro_batches
         first = {self.mesh.replica(rank): rank for rank in reversed(range(len(self.micro_batches)))}

@@ -1,6 +1,6 @@
-"""What is known of each kind of mistake that `samestep check` names, a file each: samestep/rules/ID.py.
+"""The kinds of mistakes that `samestep check` names, one file for each: samestep/rules/ID.py.
 
-ID is that of the message which a finding says. Each file ends with `RULE = Rule(…)`: the sentence in both languages,
+ID is the id of the finding's message. Each file ends with `RULE = Rule(…)`: the sentence in both languages,
 the lines of the user's code that it points at, and the patch where one is certain, with an example. The judges, in
 proof/script/, decide whether a training has the mistake.
 """
@@ -21,10 +21,10 @@ from samestep.records.call_site import CallSite
 class Rule:
     """One kind of mistake. en, zh: its sentence, as report/language.py reads it.
 
-    lines: where in the user's code it arises, the likeliest first: each a Place of proof/script/places.py; without any,
-    those of the finding's question count. patch: changes a Script of proof/script/suggested_patches.py into one without
-    the mistake. broken, right: lines that have the mistake, and that have it no more: those that the patch makes of
-    them, if there is one.
+    lines: where the mistake arises in the user's code, the likeliest place first: each a Place of
+    proof/script/places.py; without any, the places of the finding's question count. patch: changes a Script of
+    proof/script/suggested_patches.py into one without the mistake. broken: example lines with the mistake. right: the
+    same lines without it, as the patch changes them, if there is a patch.
     """
 
     en: str

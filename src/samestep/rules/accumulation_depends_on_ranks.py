@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="how many micro-batches are accumulated depends on the number of ranks: {micro_batches} on each of {ranks}, and {replayed} in one process, where the same batch takes {micro_batches} or {together}",
+    en="the number of accumulated micro-batches depends on the number of ranks: each of {ranks} ranks accumulates {micro_batches}, and one process accumulates {replayed}, where the same batch needs {micro_batches} or {together}",
     zh="累积的 micro-batch 数依赖于 rank 的数量：{ranks} 个 rank 各 {micro_batches} 个，单进程 {replayed} 个，而同样的批次应为 {micro_batches} 或 {together} 个",
     broken="""
 accumulate = 4 * world

@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{network}, which begins as a copy of the trained weights, stays where it was in {steps:n step}: a moving average that is never updated, or averaged with another model than the trained one",
+    en="{network} begins as a copy of the trained weights and does not change in {steps:n step}: this moving average is never updated, or is updated from another model than the trained one",
     zh="{network} 初始为训练权重的副本，在 {steps} 步中一直停在原处：滑动平均从未更新，或用来求平均的不是被训练的模型",
     lines=(
         network,

@@ -3,7 +3,7 @@ from samestep.proof.script.suggested_patches import average_after_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{network} is updated {updates} times a step, after each micro-batch: a moving average follows the weights, which move once a step, and so follows them {updates} times as fast. Update it after the optimizer's step",
+    en="{network} is updated {updates} times a step, after each micro-batch: the weights move once a step, so this moving average follows them {updates} times as fast. Update it after the optimizer's step",
     zh="{network} 每步更新 {updates} 次（每个 micro-batch 之后一次）：权重每步只变化一次，因此滑动平均的跟随速度变为 {updates} 倍。请在 optimizer.step() 之后更新",
     lines=(UPDATES, OF_WEIGHTS),
     patch=average_after_the_step,

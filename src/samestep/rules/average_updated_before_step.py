@@ -3,7 +3,7 @@ from samestep.proof.script.suggested_patches import average_after_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{network} is updated between the backward pass and the optimizer's step: a moving average that is one step behind the weights. Update it after the optimizer's step",
+    en="{network} is updated between the backward pass and the optimizer's step: this moving average is one step behind the weights. Update it after the optimizer's step",
     zh="{network} 在 backward() 与 optimizer.step() 之间更新：滑动平均落后权重一步。请在 optimizer.step() 之后更新",
     lines=(UPDATES, OF_WEIGHTS),
     patch=average_after_the_step,

@@ -2,7 +2,7 @@ from samestep.proof.script.places import buffer, into
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{buffer} is not the same on all ranks from step {step} on: a centre, codebook or statistic that each rank computes from its own rows. Reduce what it is computed from over the ranks, as by all_reduce",
+    en="{buffer} is not the same on all ranks from step {step} on: each rank computes this centre, codebook or statistic from its own rows. Reduce the values that it is computed from over the ranks first, for example with all_reduce",
     zh="从第 {step} 步起 {buffer} 在各 rank 上不同：每个 rank 用自己的数据行计算它（中心、码本或统计量）。请先用 all_reduce 在各 rank 之间归约",
     lines=(buffer, into(buffer)),
     broken="""

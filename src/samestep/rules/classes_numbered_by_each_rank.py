@@ -1,4 +1,4 @@
-"""Reported in https://github.com/sktime/pytorch-forecasting/issues/2293: groups numbered by hash(), others on each rank."""
+"""Reported in https://github.com/sktime/pytorch-forecasting/issues/2293: hash() numbers groups, differently on each rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LISTS = ("list", "tuple", "enumerate")  # functions that keep the order of what 
 
 
 def numbers_of_any_order(source: Source) -> list[int]:
-    """Returns the lines that call what has another order, or another number, in each process."""
+    """Returns the lines that call a function whose order or number is another one in each process."""
     return [line for name in OF_ANY_ORDER for line in calls(source, name)]
 
 
 def sort_the_set(script: Script) -> None:
-    """Sorts the one set that is listed or numbered: strings have one order in all processes."""
+    """Sorts the one set that is listed or numbered: sorted strings have one order in all processes."""
     numbered = [
         (node, node.args[0])
         for statement in script.shared()
@@ -38,7 +38,7 @@ def sort_the_set(script: Script) -> None:
 
 
 RULE = Rule(
-    en="the ranks read the same rows with other numbers for their {classes} classes: these come from the order of a set, from hash() or from a folder's order, which each process has for itself. Sort before you number",
+    en="the ranks read the same rows, but number their {classes} classes differently: the numbers come from the order of a set, from hash() or from a folder's order, which is not the same in each process. Sort before you number",
     zh="各 rank 读取同样的数据行，但给 {classes} 个类别的编号不同：编号来自集合的顺序、hash() 或文件夹的顺序，而这些在每个进程中各不相同。请先排序再编号",
     lines=(written(numbers_of_any_order), called("loader")),
     patch=sort_the_set,

@@ -2,7 +2,7 @@ from samestep.proof.script.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="clipped after each micro-batch, {clips} times a step: clipping belongs after the last one",
+    en="the gradients are clipped after each micro-batch, {clips} times a step. Clip once, after the last micro-batch",
     zh="每个 micro-batch 之后都裁剪，一步 {clips} 次：裁剪应在最后一个 micro-batch 之后",
     patch=clip_before_the_step,
     broken="""

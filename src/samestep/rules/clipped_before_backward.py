@@ -2,7 +2,7 @@ from samestep.proof.script.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="gradients are clipped before the step's first backward pass computes them: nothing is limited. Clip between the backward pass and the step",
+    en="the gradients are clipped before the step's first backward pass computes them: the clipping limits nothing. Clip between the backward pass and the step",
     zh="在本步第一次 backward() 计算梯度之前就裁剪：裁剪没有任何作用。请在 backward() 与 optimizer.step() 之间裁剪",
     patch=clip_before_the_step,
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="clipped after micro-batch {micro_batch} of {micro_batches}, before the gradient is whole: clipping belongs after the last micro-batch",
+    en="the gradients are clipped after micro-batch {micro_batch} of {micro_batches}, before they are complete. Clip after the last micro-batch",
     zh="在 {micro_batches} 个 micro-batch 中的第 {micro_batch} 个之后就裁剪，此时梯度还不完整：裁剪应在最后一个 micro-batch 之后",
     patch=clip_before_the_step,
     broken="""

@@ -3,7 +3,7 @@ from samestep.proof.script.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="clipped before the reduction: each rank clips its own gradient by its own norm, and the mean of these is another gradient",
+    en="the gradients are clipped before they are reduced: each rank clips its own gradient by its own norm, and the mean of these gradients is not the clipped mean",
     zh="在归约之前裁剪：每个 rank 按自己的范数裁剪自己的梯度，它们的平均是另一个梯度",
     lines=(called("clip"), calling(OF_GRADIENTS), OF_GRADIENTS),
     patch=clip_before_the_step,

@@ -2,7 +2,7 @@ from samestep.proof.script.places import OF_GRADIENTS, READS, STEP, called, call
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each rank scales its pieces of the gradients by a factor of its own ({factors}): by the norm of the pieces that it holds along {axis}, not of the whole gradient. torch.nn.utils.clip_grad_norm_ computes the whole norm of DTensors",
+    en="each rank scales its pieces of the gradients by a factor of its own ({factors}): it clips by the norm of the pieces that it holds along {axis}, not by the norm of the whole gradient. torch.nn.utils.clip_grad_norm_ computes the whole norm of DTensors",
     zh="每个 rank 用自己的系数（{factors}）缩放它持有的梯度部分：用的是它在 {axis} 轴上持有部分的范数，而不是整个梯度的范数。torch.nn.utils.clip_grad_norm_ 会对 DTensor 计算整体范数",
     lines=(called("clip"), READS, OF_GRADIENTS, calling(OF_GRADIENTS), STEP),
     broken="""

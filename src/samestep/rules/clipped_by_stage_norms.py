@@ -2,7 +2,7 @@ from samestep.proof.script.places import LAST_CHANGES, READS, STEP, called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each rank clips by the norm of the stages that it holds, not of the whole model: its gradients are multiplied by {factors}. Add the squares of the norms up along the stage axis first",
+    en="each rank clips by the norm of the stages that it holds, not by that of the whole model: its gradients are multiplied by {factors}. Add up the squared norms along the stage axis first",
     zh="每个 rank 按自己持有的阶段的范数裁剪，而不是按整个模型的范数：其梯度乘以 {factors}。请先沿阶段轴把范数的平方相加",
     lines=(called("clip"), LAST_CHANGES, READS, STEP),
     broken="""

@@ -20,7 +20,7 @@ def clip_all_together(script: Script) -> None:
 
 
 RULE = Rule(
-    en="clipped in {parts:n part}, each by its own norm and not by the norm of all parameters",
+    en="the gradients are clipped in {parts:n part}, each by its own norm and not by the norm of all parameters",
     zh="分 {parts} 部分裁剪，各按自己的范数，而不是按所有参数的范数",
     patch=clip_all_together,
     broken="""

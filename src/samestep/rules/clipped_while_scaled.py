@@ -17,7 +17,7 @@ def unscale_before_clipping(script: Script) -> None:
 
 
 RULE = Rule(
-    en="clipped while the gradients are multiplied by the scaler's factor of {scale:g}: scaler.unscale_(optimizer) belongs before the clipping",
+    en="the gradients are clipped while they are multiplied by the scaler's factor of {scale:g}. Call scaler.unscale_(optimizer) before the clipping",
     zh="裁剪时梯度仍乘着 scaler 的系数 {scale:g}：scaler.unscale_(optimizer) 应在裁剪之前",
     patch=unscale_before_clipping,
     broken="""

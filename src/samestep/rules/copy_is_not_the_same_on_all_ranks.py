@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{cause}. No forward pass of the copy was seen: where one rank alone uses it, that may be intended",
+    en="{cause}. No forward pass of the copy was seen: if one rank alone uses the copy, this may be intended",
     zh="{cause}。没有看到它的前向：如果只有一个 rank 使用它，这可能是有意的",
     broken="""
 average = AveragedModel(net)

@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each rank has another dataset with rows of the others: it splits, shuffles or filters the data by its own random numbers (random_split without a common generator)",
+    en="the ranks' datasets differ, but share rows: each rank splits, shuffles or filters the data by its own random numbers (random_split without a common generator)",
     zh="每个 rank 的数据集不同，却含有其他 rank 的数据行：它用自己的随机数切分、打乱或过滤数据（random_split 没有共同的 generator）",
     broken="""
 train, test = random_split(data, [0.9, 0.1])

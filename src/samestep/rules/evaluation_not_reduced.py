@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each rank evaluates other rows, and nothing brings their results together before the training goes on: what is printed, saved or decided by is one rank's share; add up the sums and the numbers of rows with all_reduce",
+    en="each rank evaluates other rows, and nothing combines their results before the training goes on: what the script prints, saves or decides is based on one rank's share. Add up the sums and the numbers of rows with all_reduce",
     zh="各 rank 评估不同的数据行，但在训练继续之前没有汇总结果：打印、保存或用于判断的只是一个 rank 的那一份；请用 all_reduce 把和与行数相加",
     broken="""
 for x, y in test_loader:

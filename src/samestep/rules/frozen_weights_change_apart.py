@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{network} ({weight}) is changed on each rank to other values, from the same weights: a frozen network or moving average that follows each rank's own rows or random numbers, so that the ranks compute with different ones",
+    en="{network} ({weight}) begins with the same weights on all ranks, and each rank changes them to other values: this frozen network or moving average follows each rank's own rows or random numbers, so that the ranks compute with different weights",
     zh="{network}（{weight}）在各 rank 上从相同的权重变为不同的值：冻结的网络或滑动平均跟随了各 rank 自己的数据行或随机数，因此各 rank 使用不同的网络",
     broken="""
 features = model(x)

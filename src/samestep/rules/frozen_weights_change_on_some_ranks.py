@@ -11,7 +11,7 @@ def average_on_all_ranks(script: Script) -> None:
 
 
 RULE = Rule(
-    en="{network} ({weight}) is changed on {ranks:ranks} alone: a frozen network or moving average (teacher, key encoder, target, reference) that is updated on one rank only, so that the ranks compute with different ones. Update it on all ranks, or broadcast it",
+    en="{network} ({weight}) is changed on {ranks:ranks} alone: this frozen network or moving average (teacher, key encoder, target, reference) is not updated on the other ranks, so that the ranks compute with different weights. Update it on all ranks, or broadcast it",
     zh="{network}（{weight}）只在 {ranks:ranks} 上被更新：冻结的网络或滑动平均（teacher、key encoder、target、reference）只在部分 rank 上更新，因此各 rank 使用不同的网络。请在所有 rank 上更新，或将其广播",
     patch=average_on_all_ranks,
     broken="""

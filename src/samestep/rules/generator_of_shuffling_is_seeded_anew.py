@@ -2,7 +2,7 @@ from samestep.proof.script.places import called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each epoch has the same shuffled order, as it would have in one process: the loader's generator begins with the same seed each time",
+    en="each epoch has the same shuffled order, in one process too: the loader's generator begins with the same seed each time",
     zh="每个 epoch 的打乱顺序都相同（单进程训练也会如此）：DataLoader 的 generator 每次都以同一个种子开始",
     lines=(called("loader"),),
     broken="""

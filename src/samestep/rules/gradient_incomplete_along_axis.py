@@ -2,7 +2,7 @@ from samestep.proof.script.places import FORWARD, called, parameter
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the gradient of {parameter} is another one on each of the {ranks} ranks along {axis}, which hold it whole. What flows back into it from the divided layers after it is not added up over these ranks in the backward pass",
+    en="the gradient of {parameter} is not the same on the {ranks} ranks along {axis}, though each of them holds the whole parameter: the gradients that flow back from the divided layers after it are not added up over these ranks in the backward pass",
     zh="{parameter} 在沿 {axis} 的 {ranks} 个 rank 上各自完整，梯度却各不相同：从其后被切分的层反传回来的梯度没有在反向传播中跨这些 rank 相加",
     lines=(called("collective", "reduce"), parameter, FORWARD),
     broken="""

@@ -4,7 +4,7 @@ from samestep.proof.script.suggested_patches import drop_the_ranks
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="averaged twice: the reduced gradients are divided by the {ranks:n rank} once more",
+    en="the gradients are averaged twice: the reduced gradients are divided by the {ranks:n rank} once more",
     zh="平均了两次：归约后的梯度又除以了 {ranks} 个 rank",
     lines=(beside(REDUCTION, Source.uses), OF_GRADIENTS, *LOSS),
     patch=drop_the_ranks,

@@ -12,13 +12,13 @@ from samestep.rules import Rule
 def divide_gradients_by_ranks(script: Script) -> None:
     """Divides gradients that are added up over the ranks by their number."""
     calls = [(statement, call) for statement in script.shared() if (call := call_in(statement, "all_reduce"))]
-    # What is added up to be printed is no gradient.
+    # A sum that is printed is no gradient.
     of_gradients = [
         (statement, call, tensor)
         for statement, call in calls
         if (tensor := argument_of(call, "tensor", 0)) and is_of_gradients(tensor, statement, script.source)
     ]
-    # Along one of several axes they may rightly be added up.
+    # Along one of several axes it may be right to add gradients up.
     if len(of_gradients) != 1:
         return
     ((statement, call, tensor),) = of_gradients

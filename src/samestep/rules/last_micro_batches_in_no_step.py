@@ -2,7 +2,7 @@ from samestep.proof.script.places import BACKWARD, STEP
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the gradients of the micro-batches after number {micro_batch} of 0 to {last} are in no step: gradients are reduced before the last micro-batch (the flag that lets the last one be reduced is set too early)",
+    en="the micro-batches after number {micro_batch} of 0 to {last} contribute to no step: the gradients are reduced before the last micro-batch (the flag that lets the last one be reduced is set too early)",
     zh="0 到 {last} 中第 {micro_batch} 个之后的 micro-batch 的梯度没有进入任何一步：在最后一个之前就归约了（允许最后一个归约的标志设置得太早）",
     lines=(STEP, BACKWARD),
     broken="""

@@ -9,7 +9,7 @@ from samestep.rules import Rule
 
 
 def train_before_the_forward(script: Script) -> None:
-    """Puts the model back into training mode before each training forward, where its mode is set in the same file."""
+    """Puts the model back into training mode before each training forward, if the same file sets its mode."""
     statement = script.only("forward")
     if statement is None:
         return

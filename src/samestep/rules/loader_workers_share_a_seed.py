@@ -2,7 +2,7 @@ from samestep.proof.script.places import SEEDS, called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the loaders' workers begin with one seed on all ranks, so that random augmentation repeats over them",
+    en="the loader workers begin with the same seed on all ranks, so that random augmentation repeats over the ranks",
     zh="所有 rank 的 DataLoader worker 从同一个种子开始，随机增强会在各 rank 上重复",
     lines=(called("loader"), SEEDS),
     broken="""

@@ -3,8 +3,8 @@ from samestep.proof.script.source_search import calls
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="inside loss_parallel() the backward of log_softmax returns its gradient unchanged, which is right in front of nll_loss alone (pytorch#190746): a log_softmax that something else uses gets a wrong gradient. Leave the context for that loss, or take full_tensor() of the output first",
-    zh="在 loss_parallel() 中，log_softmax 的反向会原样返回梯度，这只有在其后是 nll_loss 时才正确（pytorch#190746）：被其他计算使用的 log_softmax 会得到错误的梯度。请在该上下文之外计算这个损失，或先对输出取 full_tensor()",
+    en="a log_softmax inside loss_parallel() gets a wrong gradient unless nll_loss follows it: its backward pass returns the incoming gradient unchanged (pytorch#190746), and this loss uses it in another way. Compute this loss outside of loss_parallel(), or take full_tensor() of the output first",
+    zh="loss_parallel() 中的 log_softmax 只有后接 nll_loss 时梯度才正确：它的反向会原样返回传入的梯度（pytorch#190746），而这个损失对它另有用法，因此梯度是错误的。请在 loss_parallel() 之外计算这个损失，或先对输出调用 full_tensor()",
     lines=(
         written(lambda source: calls(source, "log_softmax")),
         written(lambda source: calls(source, "loss_parallel")),

@@ -2,7 +2,7 @@ from samestep.proof.script.places import LOSS, called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="each of the {ranks} ranks along {axis} has the model's output whole, as one process has it, and another loss of it: {found:.6g}, in one process {expected:.6g}. It takes the whole for the rank's own part (of the vocabulary, of the sequence), or adds up over the ranks what each has whole",
+    en="each of the {ranks} ranks along {axis} has the model's whole output, as one process has it, but another loss: {found:.6g}, in one process {expected:.6g}. The loss takes the whole output for the rank's own part (of the vocabulary, of the sequence), or adds up over the ranks what each rank has whole",
     zh="沿 {axis} 的 {ranks} 个 rank 各自都有模型的完整输出，与单进程的相同，由它算出的损失却不同：{found:.6g}，单进程为 {expected:.6g}：损失把完整的输出当成了该 rank 自己的部分（词表或序列的一部分），或跨 rank 累加了每个 rank 都完整拥有的量",
     lines=(called("collective"), *LOSS),
     broken="""

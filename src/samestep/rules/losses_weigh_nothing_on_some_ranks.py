@@ -3,7 +3,7 @@ from samestep.proof.script.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the losses of {ranks:ranks} are multiplied by zero in this step, and the mean over ranks still divides by all of them: the others' weigh less than one together",
+    en="the losses of {ranks:ranks} are multiplied by zero in this step, but the mean over ranks still divides by the number of all ranks: the other ranks' losses weigh less than one together",
     zh="{ranks:ranks} 在这一步的损失乘以了零，而各 rank 的平均仍除以全部 rank 数：其他 rank 的损失合计权重小于一",
     lines=(decided_by_rank(BACKWARD), flowing(BACKWARD, RANK), *SKIPPING),
     broken="""

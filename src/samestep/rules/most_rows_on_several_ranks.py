@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="most rows are trained by several ranks: the rows are not shared out",
+    en="several ranks train most of the rows: the rows are not shared out",
     zh="大多数数据行被多个 rank 训练：数据没有分给各 rank",
     broken="""
 for start in range(0, len(texts), 8):

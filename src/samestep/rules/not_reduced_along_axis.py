@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the gradients of {parameters} of {all_parameters:n parameter} are not reduced along {axis}: each of these ranks takes its own, and together they are that of one process",
+    en="the gradients of {parameters} of {all_parameters:n parameter} are not reduced along {axis}: each of these ranks steps with its own gradient, and only together are they that of one process",
     zh="{all_parameters} 个参数中有 {parameters} 个的梯度没有沿 {axis} 归约：每个 rank 只用自己的那一份，合起来才是一个进程的梯度",
     lines=(beside(REDUCTION, Source.conditions), around(REDUCTION), OF_GRADIENTS, parameter, STEP),
     broken="""

@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="from the checkpoint's weights, the same gradient and rate the first step ends elsewhere: the optimizer's state (Adam's moments, a momentum, its count of steps) is not restored, or it has other settings",
+    en="the first step after the checkpoint has the same weights, gradient and rate, but ends at other weights: the optimizer's state (Adam's moments, a momentum, its count of steps) is not restored, or the optimizer has other settings",
     zh="从检查点的权重、相同的梯度和学习率出发，第一步的结果不同：优化器的状态（Adam 的矩、动量、步数）没有恢复，或其设置不同",
     broken="""
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)

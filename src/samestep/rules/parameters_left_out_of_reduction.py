@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{left_out} of {parameters:n parameter} left out of the reduction: each rank keeps its own gradient of it (used outside of the wrapped forward, or added after the model was wrapped)",
+    en="the reduction leaves out {left_out} of {parameters:n parameter}: each rank keeps its own gradient of them (they are used outside of the wrapped forward, or were added after the model was wrapped)",
     zh="{parameters} 个参数中有 {left_out} 个没有参与归约：每个 rank 保留自己的梯度（在被包装的 forward 之外使用，或在模型被包装之后才加入）",
     lines=(
         beside(REDUCTION, Source.conditions),

@@ -2,7 +2,7 @@ from samestep.proof.script.places import SKIPPING
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks accumulate different numbers of micro-batches in this step ({micro_batches}), and their losses are not divided so that they weigh one together",
+    en="the ranks accumulate different numbers of micro-batches in this step ({micro_batches}), and the losses are not divided so that their weights add up to one",
     zh="各 rank 在这一步累积的 micro-batch 数不同（{micro_batches}），而损失没有按总权重为一来除",
     lines=SKIPPING,
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.places import BACKWARD, FORWARD, called, parameter
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the {ranks} ranks along {axis} compute another gradient than one process of the same rows and weights[[ ({replicas:n replica})]]",
+    en="the {ranks} ranks along {axis} compute another gradient than one process does for the same rows and weights[[ ({replicas:n replica})]]",
     zh="沿 {axis} 的 {ranks} 个 rank 对相同的数据行和权重算出与一个进程不同的梯度[[（{replicas} 个副本）]]",
     lines=(called("collective"), parameter, FORWARD, BACKWARD),
     broken="""

@@ -19,7 +19,7 @@ def seed_by_rank(script: Script) -> None:
 
 
 RULE = Rule(
-    en="every rank draws the same random numbers in the model (dropout masks, noise): the generators have one state on {ranks:ranks} from step {step} on. By nature no error in the mean, but the ranks' noise is not independent: seed by rank after the model is built, and restore each rank's own state on resume[[; {workers}]]",
+    en="every rank draws the same random numbers in the model (dropout masks, noise): the generators have one state on {ranks:ranks} from step {step} on. The mean over the ranks is not wrong by nature, but the ranks' noise is not independent: seed by rank after the model is built, and restore each rank's own state on resume[[; {workers}]]",
     zh="各 rank 在模型中抽取相同的随机数（dropout 掩码、噪声）：从第 {step} 步起，{ranks:ranks} 的随机数生成器状态相同。平均值不会因此出错，但各 rank 的噪声不独立：请在模型创建之后按 rank 设置种子，恢复训练时恢复每个 rank 自己的状态[[；{workers}]]",
     lines=(SEEDS,),
     patch=seed_by_rank,

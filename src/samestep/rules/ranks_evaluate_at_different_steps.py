@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks evaluate at different steps: {ranks:ranks} before step {step}, the others not: each decides by what it knows itself (its own loss, time or number of batches)",
+    en="the ranks evaluate at different steps: {ranks:ranks} before step {step}, the others not. Each rank decides by values of its own (its loss, time or number of batches)",
     zh="各 rank 在不同的步评估：{ranks:ranks} 在第 {step} 步之前评估，其他 rank 没有：各自按自己的信息（自己的损失、时间或批数）决定",
     lines=(
         decided_by_rank(called("evaluation")),

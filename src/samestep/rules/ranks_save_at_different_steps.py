@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks save files of one kind ({file}) at different steps: {ranks:ranks} before step {step}, the others not: these checkpoints are not of one training state",
+    en="the ranks save files of one kind ({file}) at different steps: {ranks:ranks} before step {step}, the others not. These checkpoints do not belong to one state of the training",
     zh="各 rank 在不同的步保存同一类文件（{file}）：{ranks:ranks} 在第 {step} 步之前保存，其他 rank 没有：这些检查点不是同一个训练状态",
     lines=(
         decided_by_rank(called("save")),

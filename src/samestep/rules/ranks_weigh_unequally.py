@@ -2,7 +2,7 @@ from samestep.proof.script.places import BACKWARD, DIVIDES, OF_GRADIENTS, callin
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="in the gradient that rank {rank} steps with, the ranks' own gradients weigh {shares}: in their mean each weighs {even:.4g}. Something scales the gradients of some ranks before they are added up",
+    en="rank {rank} steps with a gradient in which the ranks' own gradients weigh {shares}, where each should weigh {even:.4g}: something scales the gradients of some ranks before they are added up",
     zh="在 rank {rank} 更新所用的梯度中，各 rank 自己的梯度权重为 {shares}，而平均时每个应为 {even:.4g}：某些 rank 的梯度在相加之前被缩放",
     lines=(calling(OF_GRADIENTS), DIVIDES, OF_GRADIENTS, BACKWARD),
     broken="""

@@ -14,7 +14,7 @@ def save_on_rank_0(script: Script) -> None:
 
 
 RULE = Rule(
-    en="{ranks:ranks} write the same file {file} (from step {step} on): what is in it afterwards is one rank's, or parts of several. Let rank 0 save what all have, under `if rank == 0`; a state of each rank's own needs a file of its own",
+    en="{ranks:ranks} write the same file {file} (from step {step} on): afterwards the file holds one rank's data, or parts of several ranks' data. Let rank 0 save what all ranks have, under `if rank == 0`; each rank's own state needs a file of its own",
     zh="{ranks:ranks} 写同一个文件 {file}（从第 {step} 步起）：之后文件里是某一个 rank 的内容，或几个 rank 的片段。共有的内容请由 rank 0 保存（`if rank == 0`）；每个 rank 自己的状态需要自己的文件",
     patch=save_on_rank_0,
     broken="""

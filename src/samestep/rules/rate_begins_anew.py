@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the rate begins anew: the schedule's state, or that of the optimizer's groups, is not restored",
+    en="the learning rate begins anew: the schedule's state, or that of the optimizer's groups, is not restored",
     zh="学习率重新开始：调度器的状态，或优化器参数组的状态没有恢复",
     broken="""
 state = torch.load("checkpoint.pt")

@@ -1,7 +1,7 @@
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the rate is set by a count of micro-batches, {micro_batches} times that of steps, and rises again from step {step} on: the schedule is at its end too early. Give the function the number of steps",
+    en="the learning rate is computed from the number of micro-batches, which is {micro_batches} times the number of steps, and rises again from step {step} on: the schedule ends too early. Give the function the number of steps",
     zh="学习率按 micro-batch 计数（是步数的 {micro_batches} 倍），并从第 {step} 步起再次上升：调度过早走到了终点。请把步数传给该函数",
     broken="""
 for i, (x, y) in enumerate(loader):

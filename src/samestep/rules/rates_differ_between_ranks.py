@@ -10,7 +10,7 @@ from samestep.rules import Rule
 
 
 def on_all_ranks(script: Script) -> None:
-    """Does on all ranks what stands under a condition on the rank."""
+    """Takes lines out of a condition on the rank, so that all ranks run them."""
     for statement in [*script.statements("scheduler step"), *script.shared()]:
         condition = statement if isinstance(statement, ast.If) else script.source.parent(statement)
         if unwrap_test_of_rank(script, condition):
@@ -18,7 +18,7 @@ def on_all_ranks(script: Script) -> None:
 
 
 RULE = Rule(
-    en="the ranks step at different rates: a rate, or what advances a schedule, depends on the rank",
+    en="the ranks step at different learning rates: the rate, or the call that advances a schedule, depends on the rank",
     zh="各 rank 使用不同的学习率：学习率，或者推动调度器前进的条件，依赖于 rank",
     lines=(
         decided_by_rank(called("scheduler step")),

@@ -10,7 +10,7 @@ from samestep.rules import Rule
 
 
 def reduce_at_the_last_micro_batch(script: Script) -> None:
-    """Lets the wrapper reduce at the last micro-batch in place of the first one."""
+    """Makes the wrapper reduce at the last micro-batch, not at the first one."""
     for statement in script.shared():
         for node in ast.walk(_items(statement) if hasattr(statement, "body") else statement):
             match node:
@@ -29,7 +29,7 @@ def _items(statement: ast.stmt) -> ast.AST:
 
 
 RULE = Rule(
-    en="reduced before the last micro-batch: only up to number {micro_batch} of 0 to {last}, after which each rank adds its own (no_sync is left too early, or the flag is set after the forward)",
+    en="the gradients are reduced before the last micro-batch, after number {micro_batch} of 0 to {last}; each rank then adds the gradients of its own later micro-batches (no_sync is left too early, or the flag is set after the forward)",
     zh="在最后一个 micro-batch 之前就归约：0 到 {last} 中只到第 {micro_batch} 个，之后每个 rank 加上自己的（过早离开 no_sync，或标志在 forward 之后才设置）",
     lines=(written(synchronisation), BACKWARD),
     patch=reduce_at_the_last_micro_batch,

@@ -17,7 +17,7 @@ def copy_the_reference(script: Script) -> None:
 
 
 RULE = Rule(
-    en="the loss is {loss:.6g} in each of {steps:n step}, of other rows, though the weights move: the forward passes without gradients, with which it compares (a reference, a teacher), have the trained weights themselves. Take a copy (copy.deepcopy) before the training, and freeze it",
+    en="the loss is {loss:.6g} in each of {steps:n step}, though the rows differ and the weights move: the reference or teacher that the loss compares with (forward passes without gradients) has the trained weights themselves. Take a copy (copy.deepcopy) before the training, and freeze it",
     zh="{steps} 步的损失在不同的数据行上都恰好是 {loss:.6g}，而权重在变化：与之比较的无梯度前向（参考模型、教师）用的就是被训练的权重本身。请在训练前用 copy.deepcopy 复制一份并冻结",
     lines=(written(aliases), called("evaluation")),
     patch=copy_the_reference,

@@ -3,7 +3,7 @@ from samestep.proof.script.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks along {axis} hold the same elements of {different:n parameter}, and begin with other values: they are initialised without a common seed[[, and {plan} hands on only what it is told to]]",
+    en="the ranks along {axis} hold the same elements of {different:n parameter}, but begin with different values: they are initialised without a common seed[[, and {plan} sends rank 0's values only for the modules in its plan]]",
     zh="沿 {axis} 的各 rank 持有 {different} 个参数的相同元素，初始值却不同：初始化时没有共同的随机种子[[，而 {plan} 只分发计划中的参数]]",
     lines=(flowing(SEEDS, RANK), SEEDS, parameter, DIVIDES),
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.places import OF_GRADIENTS, OF_RANKS, OF_WEIGHTS, STE
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks along {axis} hold the same elements, and the step moves them to other values: their gradients, or what is done to the weights, are not the same",
+    en="the ranks along {axis} hold the same elements, but the step moves them to different values: the ranks' gradients, or what else changes the weights, are not the same",
     zh="沿 {axis} 的各 rank 持有相同的元素，这一步却把它们移到不同的值：它们的梯度，或对权重所做的操作并不相同",
     lines=(*OF_RANKS, OF_GRADIENTS, OF_WEIGHTS, parameter, STEP),
     broken="""

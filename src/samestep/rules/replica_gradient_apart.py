@@ -2,8 +2,8 @@ from samestep.proof.script.places import BACKWARD, DIVIDES, FORWARD, parameter, 
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks along {axis} each hold the whole of {different:n parameter}, and take another gradient of it: each that of its own piece of the sequence or of the rows, and nothing adds these up (as SequenceParallel does)",
-    zh="沿 {axis} 的各 rank 各自完整持有 {different} 个参数，所用的梯度却不同：各是自己那一段序列或数据行的梯度，没有相加（SequenceParallel 会相加）",
+    en="{different:n parameter} {different:is|are} held whole by each rank along {axis}, but each rank takes the gradient of its own piece of the sequence or of the rows alone: nothing adds these gradients up over the ranks, so the copies come apart. Add them up before the step, as SequenceParallel does",
+    zh="沿 {axis} 的每个 rank 都完整持有 {different} 个参数，却只用自己那一段序列或数据行的梯度来更新：没有在这些 rank 之间把梯度相加，各份参数会逐渐不同。请在更新之前相加（SequenceParallel 就是这样做的）",
     lines=(planned, parameter, DIVIDES, FORWARD, BACKWARD),
     broken="""
 plan = {"up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel(output_layouts=Shard(1))}

@@ -2,7 +2,7 @@ from samestep.proof.script.places import LOSS, OF_RANKS, called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the ranks along {axis} have other losses of the same rows ({losses}), and another gradient than one process. A part of the loss is computed of each rank's own piece (of the vocabulary, of the classes) as though it were the whole, or the loss depends on the rank",
+    en="the ranks along {axis} have different losses for the same rows ({losses}), and another gradient than one process. A part of the loss is computed from each rank's own piece (of the vocabulary, of the classes) as though that were the whole, or the loss depends on the rank",
     zh="沿 {axis} 的各 rank 对相同的数据行有不同的损失（{losses}），梯度也与一个进程不同：损失的一部分是把各 rank 自己的一块（词表的、类别的）当作整体来计算的，或者损失依赖于 rank",
     lines=(*OF_RANKS, *LOSS[3:], called("collective")),
     broken="""

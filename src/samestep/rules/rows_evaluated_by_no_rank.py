@@ -15,7 +15,7 @@ def evaluate_the_last_batch(script: Script) -> None:
 
 
 RULE = Rule(
-    en="{missing} of {rows:n row} are evaluated by no rank: fewer ranks evaluate than the rows are shared out to, or they are shared out twice",
+    en="{missing} of {rows:n row} are evaluated by no rank: the rows are shared out among more ranks than evaluate, or are shared out twice",
     zh="{rows} 行中有 {missing} 行没有任何 rank 评估：参与评估的 rank 少于分配数据的 rank，或者数据被分了两次",
     lines=(evaluated("loader"), evaluated("sampler")),
     patch=evaluate_the_last_batch,

@@ -3,7 +3,7 @@ from samestep.proof.script.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the model receives rows that each rank has normalised by the mean and deviation of its own rows; one process normalises them by all: add up the sums over the ranks before they divide",
+    en="the model receives rows that each rank has normalised by the mean and deviation of its own rows; one process normalises them by those of all rows. Add up the sums over the ranks before dividing them",
     zh="模型收到的数据行由各 rank 用自己那部分数据的均值和标准差归一化，而单进程用全部数据行：请先用 all_reduce 汇总各 rank 的和，再做归一化",
     lines=(beside(FORWARD, Source.statistics), into(FORWARD), *LOSS),
     broken="""

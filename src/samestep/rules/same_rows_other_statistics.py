@@ -2,7 +2,7 @@ from samestep.proof.script.places import FORWARD, called
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the same weights and rows gave other statistics of BatchNorm: its momentum, or how it is evaluated",
+    en="the same weights and rows gave other BatchNorm statistics: the momentum of BatchNorm, or the way it is used, is another one",
     zh="相同的权重和数据行得到了不同的 BatchNorm 统计量：其动量或使用方式不同",
     lines=(called("model", "BatchNorm"), called("model"), FORWARD),
     broken="""

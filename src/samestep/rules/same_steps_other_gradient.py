@@ -2,7 +2,7 @@ from samestep.proof.script.places import BACKWARD, OF_WEIGHTS, into
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="another gradient, after steps that are the same to the last bit: what moves the weights between two steps, the loss, or dropout",
+    en="the gradient is another one, after steps that are the same to the last bit: something moves the weights between two steps, or the loss or the dropout is another one",
     zh="在逐位相同的几步之后梯度不同：两步之间移动权重的代码、损失或 dropout",
     lines=(OF_WEIGHTS, BACKWARD, into(BACKWARD)),
 )

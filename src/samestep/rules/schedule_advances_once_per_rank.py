@@ -16,7 +16,7 @@ def advance_once(script: Script) -> None:
 
 
 RULE = Rule(
-    en="the schedule advances once for each rank: so its length depends on the number of ranks",
+    en="the schedule advances once for each rank, so that its length depends on the number of ranks",
     zh="调度器为每个 rank 各前进一次：它的长度因此依赖于 rank 的数量",
     patch=advance_once,
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.suggested_patches import call_set_epoch
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="set_epoch has not been called, without which each epoch has the same order",
+    en="set_epoch has not been called; without it each epoch has the same order",
     zh="还没有调用 set_epoch；不调用它，每个 epoch 的顺序都相同",
     patch=call_set_epoch,
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.places import SHARING
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="{ranks:ranks} hold stages of one pipeline, along the stage axis, and read other rows: the targets are not of the inputs",
+    en="{ranks:ranks} hold stages of one pipeline, along the stage axis, but read different rows: the targets do not belong to the inputs",
     zh="{ranks:ranks} 沿阶段轴持有同一流水线的阶段，却读取不同的数据行：目标与输入不对应",
     lines=SHARING,
     broken="""

@@ -3,7 +3,7 @@ from samestep.proof.script.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the stages step at other learning rates: {rate:.6g} on rank {rank}, {first:.6g} on rank 0",
+    en="the stages step at different learning rates: {rate:.6g} on rank {rank}, {first:.6g} on rank 0",
     zh="各阶段的学习率不同：rank {rank} 为 {rate:.6g}，rank 0 为 {first:.6g}",
     lines=(flowing(called("optimizer"), RANK), called("optimizer"), RATE_WRITES),
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.places import AVERAGES, BACKWARD
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the first gradients are those of one process, and come apart from step to step: the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks",
+    en="the first gradients are those of one process, but the later ones come apart from step to step: the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks",
     zh="最初的梯度与单进程相同，之后逐步分开：优化器步本身（裁剪、优化器、权重衰减、权重平均）依赖于 rank 的数量",
     lines=(*AVERAGES, BACKWARD),
     broken="""

@@ -2,7 +2,7 @@ from samestep.proof.script.places import LAST_CHANGES, READS
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="the norm that the gradients are clipped by counts {names} twice, which are one weight",
+    en="the gradients are clipped by a norm that counts {names} twice, though they are one weight",
     zh="裁剪所用的范数把 {names} 计算了两次，而它们是同一个权重",
     lines=(LAST_CHANGES, READS),
     broken="""

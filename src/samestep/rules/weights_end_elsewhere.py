@@ -2,7 +2,7 @@ from samestep.proof.script.places import DECAY_WRITES, STEP, called, flowing
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="from the same weights, rows and rates one process ends elsewhere: the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks",
+    en="one process ends at other weights, from the same weights, rows and rates: the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks",
     zh="从相同的权重、数据行和学习率出发，单进程得到了不同的结果：优化器步本身（裁剪、优化器、权重衰减、权重平均）依赖于 rank 的数量",
     lines=(flowing(DECAY_WRITES), flowing(called("optimizer")), STEP),
     broken="""

@@ -9,6 +9,7 @@ import pytest
 
 from samestep.message import message
 from samestep.proof.script.copies import Copies, copies_apart, copies_drift_apart
+from samestep.report.check import QUANTITIES
 
 
 def _ranks(*digests: list[int]) -> Any:
@@ -38,5 +39,7 @@ def test_the_first_step_is_told_after_which_copies_differ() -> None:
     assert copies_drift_apart(WEIGHT, _ranks([1, 7, 7], [2, 7, 7], [3, 7, 7])) is None
     apart = copies_drift_apart(WEIGHT, _ranks([1, 7, 7], [1, 7, 8], [1, 7, 9]))
     assert apart and apart.step == 1
-    quantity = apart.finding(message("rates_are_the_same"), along="data").divergence
-    assert quantity and quantity.quantity == "weights after the step along data"
+    told, told_along = (apart.finding(message("rates_are_the_same"), along=axis).divergence for axis in (None, "data"))
+    assert told and told_along
+    assert QUANTITIES[told.quantity].id == "quantity_weights_after_the_step"
+    assert told_along.quantity == f"{told.quantity} along data"

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from budget import budget
+from said import refuses, tells
 from samestep.commands.script_files import write_script
-from samestep.errors import UserError
 from samestep.records.inspection import Script
 from samestep.tasks.eject.job_files import JobFiles
 
@@ -49,13 +49,13 @@ def test_neighbours_are_found_where_they_lie_and_none_is_run(tmp_path: Path) -> 
 
 def test_a_neighbour_that_is_no_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text("def model(:\n")
-    with pytest.raises(UserError, match=r"nets.py, which the job imports, is no Python"):
+    with refuses("imported_file_is_no_python", file=tmp_path / "nets.py", line=1):
         files_of(tmp_path, imported="nets")
 
 
 @pytest.mark.parametrize("name", ["my.job", "__init__"])
 def test_a_job_that_python_cannot_import_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Python imports none of the name"):
+    with refuses("job_file_name_cannot_be_imported", file=f"{name}.py"):
         files_of(tmp_path, imported="torch", name=name)
 
 
@@ -69,7 +69,7 @@ def test_all_files_are_written_or_none(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "nets").write_text("kept")
-    with pytest.raises(UserError, match="nets"):
+    with refuses("place_is_taken", path=out / "nets"):
         write_script(script, out / "train.py")
     assert [path.name for path in out.iterdir()] == ["nets"] and (out / "nets").read_text() == "kept"
     (out / "nets").unlink()
@@ -95,5 +95,5 @@ except UserError as error:
 def test_where_no_room_is_left_the_file_is_named_and_none_stays(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=budget(20), check=True).stdout
-    assert f"{tmp_path}/samestep_ddp.py cannot be written (File too large)" in said
+    assert tells(said, "script_file_cannot_be_written", file=tmp_path / "samestep_ddp.py", error="File too large"), said
     assert not [*tmp_path.iterdir()]

@@ -9,8 +9,8 @@ import torch
 from scripts import HERE, Came, launch, result, run_own, run_script, write
 from written import BEGIN, DATA, END, IMPORT, JOB, LOSS, ROWS, SEED, Changes, written
 
+from said import refuses
 from samestep.data.schedule import schedule_of
-from samestep.errors import UserError
 from samestep.job import Job
 from samestep.tasks.eject import eject
 from samestep.tasks.eject.runtime import one
@@ -292,7 +292,7 @@ def test_what_takes_more_than_a_plain_loop_on_ranks(job: str, tmp_path: Path) ->
 
 def test_shared_statistics_need_ranks_that_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in ("dataparallel", "horovod"):
-        with pytest.raises(UserError, match=f"SyncBatchNorm .*{engine}"):
+        with refuses("script_batchnorm_finds_no_ranks", engine=engine):
             eject("digits", {"sync_batchnorm": "true"}, engine, {}, 2, "script.py")
     job = written(tmp_path, [(ROWS, "global_batch=8, sync_batchnorm=True")])
     assert "lone_batchnorm=True" in eject(job, {}, "dataparallel", {}, 2, "a.py").made["a.py"]

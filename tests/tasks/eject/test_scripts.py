@@ -17,7 +17,7 @@ from budget import budget
 from command import DRAWN
 from lane_marks import CHECK, FULL, in_turn
 from planting import Edit, plant_in_files, with_patches
-from samestep.errors import UserError
+from said import refuses
 from samestep.world.mesh import parse_mesh
 from scripted_engines import DIVIDING, ON_MESHES, SCRIPTED
 
@@ -33,7 +33,7 @@ OTHERS = [engine for engine in SCRIPTED if engine not in ("dataparallel", "ddp")
 
 @pytest.mark.parametrize("engine", DIVIDING)
 def test_no_script_is_written_for_ranks_that_divide_the_model(engine: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="whose ranks divide the model"):
+    with refuses("script_cannot_divide_the_model", engine=engine):
         write("digits", engine, tmp_path / "script", 2, DIGITS)
 
 

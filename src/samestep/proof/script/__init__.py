@@ -127,8 +127,8 @@ def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> Ch
 
 
 def without_by_hand(results: CheckResults, layout: ByHand, findings: Sequence[Finding]) -> CheckResults:
-    """Returns results with the answers about a model that the script divides itself; what these do not answer, of what
-    only such ranks have otherwise, is unknown."""
+    """Returns results with the answers about a model that the script divides itself. Questions whose answers differ for
+    such ranks are unknown where the answers leave them open."""
     answered = {finding.question for finding in findings}
     remaining = _unknown_by_hand(results.findings, layout.replicas[0])
     # The gradient of one process shows the weights of the losses.
@@ -146,7 +146,7 @@ def _unknown_by_hand(findings: Sequence[Finding], ranks: Sequence[int]) -> list[
 
 
 def with_coefficients(results: CheckResults, ranks: Ranks, sources: Sources) -> CheckResults:
-    """Takes factors of the losses that are written down as numbers for what they may be: coefficients."""
+    """Takes factors of the losses that the source has as numbers for coefficients, which they may be."""
     return _with_findings(results, without_coefficients(results.findings, ranks, sources))
 
 
@@ -176,7 +176,7 @@ def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
 
 
 def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckResults:
-    """Returns results with these findings, and with what they decide."""
+    """Returns results with these findings, and with the answer that follows from them."""
     right = {finding.question for finding in findings if finding.answer == "right"}
     shares_out = any(note.id == "layout_of_ranks" and note.fields.get("tensor") for note in results.notes)
     # Only one process tells whether ranks that compute pieces compute the whole.

@@ -120,7 +120,7 @@ def parameter_of(key: str) -> str:
 
 
 def is_near(first: Array, second: Array) -> bool:
-    """Returns whether two arrays are one, but for rounding."""
+    """Returns whether two arrays are equal but for rounding."""
     return bool(np.linalg.norm(first - second) <= REDUCED_APART * max(np.linalg.norm(first), np.linalg.norm(second)))
 
 

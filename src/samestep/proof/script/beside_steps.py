@@ -20,7 +20,7 @@ ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # collectives whose 
 
 
 def randoms(ranks: Ranks) -> Finding:
-    """Judges whether what is drawn at random differs over ranks: in the model, for its rows, and in the datasets."""
+    """Judges whether random numbers differ over ranks: in the model, for its rows, and in the datasets."""
     found = _in_model(ranks)
     return found if found.answer == "warning" else _repeated_noise(ranks) or found
 
@@ -115,8 +115,8 @@ def _first_difference(groups: Sequence[GroupRecord]) -> tuple[int, list[str]] | 
 
 
 def _compared(call: str) -> str:
-    """Returns what must be the same: of most operations the name; a scatter's inputs are on one rank alone. A number is
-    the same alone and in a list."""
+    """Returns the part of a call that must be the same on all ranks: of most operations the name, as a scatter's inputs
+    are on one rank alone. The shape of a number is the same alone and in a list."""
     name = call.partition(" ")[0]
     return call.replace("[1]", "[]") if name in ALIKE else name
 
@@ -143,7 +143,8 @@ def saves(ranks: Ranks) -> Finding:
 
 
 def _saved_apart(ranks: Ranks) -> Message | None:
-    """Returns that ranks which each write files whose names differ in numbers alone write them at different steps."""
+    """Returns a finding where each rank writes its own files, whose names differ in numbers alone, at different
+    steps."""
     kinds: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # kind -> rank -> steps
     for rank, record in enumerate(ranks):
         for save in record.saves:

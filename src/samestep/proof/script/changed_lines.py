@@ -93,8 +93,8 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], before: Sequence[str]
 
 
 def _rank(hunk: str, finding: Finding | None, after: str) -> tuple[bool, bool, bool]:
-    """Returns whether a hunk holds comments, imports and other names alone; whether it says nothing that a finding is
-    about; and whether strings alone are others, as the name of a file.
+    """Returns whether a hunk changes comments, imports and names alone; whether it has nothing to do with the finding;
+    and whether it changes strings alone, such as the name of a file.
 
     after: the file's text after the change.
     """
@@ -109,7 +109,7 @@ def _rank(hunk: str, finding: Finding | None, after: str) -> tuple[bool, bool, b
 
 
 def _renames(removed: Sequence[str], added: Sequence[str], after: str) -> bool:
-    """Returns whether lines differ by names alone that the script itself gives, as of a variable or an attribute."""
+    """Returns whether lines differ only in names that the script itself gives, as to a variable or an attribute."""
     before, now = (TOKEN.findall("\n".join(lines)) for lines in (removed, added))
     apart = {(old, new) for old, new in zip(before, now) if old != new}
     if len(before) != len(now) or not apart:

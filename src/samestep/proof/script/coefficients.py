@@ -48,8 +48,9 @@ def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
 
 
 def multiplied_sum(ranks: Ranks, one_process: ScriptRecord) -> Finding | None:
-    """Finds a sum that is divided by its own number of values, and multiplied by the number of ranks, which one process
-    does not: its gradient is the same where that number is a constant, and each value weighs too much in both."""
+    """Finds a sum that the ranks divide by its own number of values and multiply by their number, while one process
+    does not multiply it. Where that number is a constant, one process has the same gradient, and each value weighs too
+    much in both."""
     batches, replayed = ranks[0].steps[0].micro_batches, one_process.steps[0].micro_batches
     pairs = [pair for of_rank, of_one in zip(batches, replayed) for pair in zip(of_rank.losses, of_one.losses)]
     size = float(len(ranks))

@@ -66,7 +66,8 @@ def _of_each_step(pair: RecordPair) -> Finding:
 
 
 def _add_gradients(largest: dict[str, Array], pair: RecordPair, number: int) -> None:
-    """Adds a step's gradients to the largest that each element has had, relative to the step's largest."""
+    """Keeps the largest gradient that each element has had, relative to the largest one of its step, with a step's
+    gradients."""
     taken = pair.taken(number)[0]
     top = max((float(abs(array).max(initial=0.0)) for array in taken.values()), default=0.0) or 1.0
     for name, array in taken.items():
@@ -139,8 +140,8 @@ def averages(pair: RecordPair) -> list[Finding]:
 
 
 def is_seen_by_losses(finding: Finding, pair: RecordPair) -> bool:
-    """Returns whether what differs is of a network that a forward pass of its step has used after it was changed, as a
-    teacher that is updated after each step: its step's loss is another one for that."""
+    """Returns whether the tensor that differs belongs to a network that is changed before the forward pass of its step
+    uses it, as a teacher may be: the loss of that step then differs for this reason."""
     divergence = finding.divergence
     if finding.question != "frozen weights" or divergence is None or divergence.step is None or not divergence.tensor:
         return False
@@ -151,7 +152,7 @@ def is_seen_by_losses(finding: Finding, pair: RecordPair) -> bool:
 def _is_close(
     name: str, second_name: str, values: tuple[Mapping[str, Array], Mapping[str, Array]], before: Mapping[str, Array]
 ) -> bool:
-    """Returns whether what has other bits is within rounding, and within a hundredth of its movement since it last
+    """Returns whether a tensor with other bits is within rounding, and within a hundredth of its movement since it last
     changed."""
     first, second, last = values[0].get(name), values[1].get(second_name), before.get(name)
     if first is None or second is None or last is None or first.shape != second.shape:
@@ -174,7 +175,7 @@ def _matched_untrained(pair: RecordPair) -> dict[str, str]:
 
 
 def _histories(ranks: Ranks, untrained: Mapping[str, UntrainedRecord]) -> dict[str, Array]:
-    """Returns name -> a number for each step, by which what has changed alike is known."""
+    """Returns name -> a number for each step: tensors that have changed alike have the same numbers."""
     steps = ranks[0].steps
     return {name: np.array([float(step.changed.get(name, 0)) for step in steps]) for name in untrained}
 

@@ -40,7 +40,7 @@ class CopiesApart:
         return self.copies.holders[rank_apart(self.digests)][0]
 
     def finding(self, cause: Message, along: str | None = None) -> Finding:
-        """Returns what is said of these copies. along: an axis of the mesh, or None for all ranks."""
+        """Returns the finding about these copies. along: an axis of the mesh, or None for all ranks."""
         quantity = "initial weights" if self.step is None else "weights after the step"
         return differs(
             "initial weights" if self.step is None else "weights",
@@ -66,6 +66,7 @@ def copies_apart(copies: Sequence[Copies], ranks: Ranks, *, step: int | None) ->
 
 
 def copies_drift_apart(copies: Sequence[Copies], ranks: Ranks) -> CopiesApart | None:
-    """Returns the first copies that are not alike after the first step that leaves any so; None where none does."""
+    """Returns the first copies that differ after the first step which leaves copies different; None where no step
+    does."""
     found = (copies_apart(copies, ranks, step=step) for step in common_steps(ranks))
     return next((apart for apart in found if apart), None)

@@ -39,7 +39,7 @@ def compare_records(pair: RecordPair) -> list[Finding]:
         return [Finding("steps", "unknown", message("parts_on_other_ranks", first=ranks, second=len(pair.second)))]
     answers: dict[Question, list[Finding]] = {}
     for number in range(ranks):
-        # A later stage of a pipeline is given what the one before has computed, no rows.
+        # A later stage of a pipeline is given the output of the stage before it, and no rows.
         is_later = pair.first[0].start.keys().isdisjoint(pair.first[number].start)
         for finding in _compared(pair.of_rank(number)):
             if not (is_later and finding.question in ROWS):
@@ -48,7 +48,7 @@ def compare_records(pair: RecordPair) -> list[Finding]:
 
 
 def _of_rank(finding: Finding, rank: int, ranks: int) -> Finding:
-    """Returns what is said of one of several ranks."""
+    """Returns the finding about one of several ranks."""
     if finding.divergence:
         return replace(finding, divergence=replace(finding.divergence, rank=rank))
     if finding.answer == "right":
@@ -57,7 +57,7 @@ def _of_rank(finding: Finding, rank: int, ranks: int) -> Finding:
 
 
 def _gravest(findings: Sequence[Finding]) -> Finding:
-    """Returns the first difference; without one what is not known, else an answer that is right."""
+    """Returns the first finding that differs; without one the first unknown one, else one that is right."""
     different = [(finding.divergence.order, number) for number, finding in enumerate(findings) if finding.divergence]
     if different:
         return findings[min(different)[1]]
@@ -95,7 +95,7 @@ def _compared(pair: RecordPair) -> list[Finding]:
 
 
 def _unless_drawn(finding: Finding, pair: RecordPair) -> Finding:
-    """Returns a finding; an unknown one where what differs follows from random numbers of which each rank draws its
+    """Returns a finding; an unknown one where the difference follows from random numbers, of which each rank draws its
     own."""
     step = finding.divergence.step if finding.divergence else None
     if step is None or finding.question not in BY_DRAWS or not pair.draws_by_rank(step):

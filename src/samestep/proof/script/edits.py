@@ -85,7 +85,7 @@ class Draft:
         self._edits.append(Edit(start, end, f"{margin}{under}\n{text}"))
 
     def unwrap(self, block: ast.If | ast.For) -> None:
-        """Puts what is in a condition or a loop in its place."""
+        """Replaces a condition or a loop by its body."""
         first, last = block.body[0], block.body[-1]
         if first.lineno == block.lineno or block.orelse:
             return
@@ -163,7 +163,7 @@ def call_in(statement: ast.AST | None, name: str, line: int = 0) -> ast.Call | N
 
 def is_of_gradients(tensor: ast.expr, statement: ast.stmt, source: Source, depth: int = DEPTH) -> bool:
     """Returns whether a tensor of a statement is a gradient, or made of gradients by assignments and by loops over
-    them; no number that they are reduced to, as their norm is."""
+    them; a number that gradients are reduced to, as their norm, is none."""
     nodes = [*ast.walk(tensor)]
     called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
     if called & STATISTICS or depth < 0:
@@ -186,7 +186,7 @@ def is_of_gradients(tensor: ast.expr, statement: ast.stmt, source: Source, depth
 
 
 def _set_in(target: ast.expr) -> set[str]:
-    """Returns the names that a target sets; of an attribute it is none."""
+    """Returns the names that a target sets; an attribute sets none."""
     names = (node for node in ast.walk(target) if isinstance(node, ast.Name))
     return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 

@@ -46,7 +46,7 @@ def evaluation(ranks: Ranks) -> Finding:
 
 
 def _evaluated_apart(ranks: Ranks) -> Message | None:
-    """Returns that ranks which each evaluate a loader do so at different steps."""
+    """Returns a finding where each rank evaluates a loader, but at different steps."""
     loaders: dict[tuple[str, int], dict[int, set[int]]] = {}  # the line that makes a loader -> rank -> steps
     for rank, record in enumerate(ranks):
         made = {call.number: call.sites[0] for call in record.calls if call.call == "loader" and call.sites}
@@ -161,7 +161,7 @@ def _follows_no_reduction(records: Sequence[EvaluationRecord], ranks: Ranks) -> 
 
 
 def _only_adds(records: Sequence[EvaluationRecord]) -> bool:
-    """Returns whether what the ranks found is added up, and no results of single rows are gathered."""
+    """Returns whether the ranks' results are added up, and no results of single rows are gathered."""
     called = [name for record in records for name in record.collectives]
     return any(REDUCES in name for name in called) and not any(GATHERS in name for name in called)
 

@@ -22,8 +22,8 @@ UNEXPLAINED = ("loss_depends_on_ranks", "mean_of_rank_means_or_a_term")
 
 
 def with_places(findings: Sequence[Finding], ranks: Ranks, one_process: ScriptRecord) -> list[Finding]:
-    """Returns findings, those that name no mistake with the place where it begins; without the weights that follow from
-    a gradient which cannot be judged."""
+    """Returns the findings: those that name no mistake get the place where the difference begins, and findings about
+    weights are left out where they follow from a gradient that cannot be judged."""
     placed = [_with_place(finding, ranks, one_process) for finding in findings]
     if not any(finding.message.id == "loss_normalises_own_rows" for finding in placed):
         return placed
@@ -33,7 +33,7 @@ def with_places(findings: Sequence[Finding], ranks: Ranks, one_process: ScriptRe
 
 def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Finding:
     """Returns a finding about gradients of ranks that read other rows; where it names no mistake, with the place in the
-    first step where the ranks together first have something else than one process, if that is known."""
+    first step at which the ranks together first differ from one process, if that is known."""
     divergence = finding.divergence
     if finding.message.id not in UNEXPLAINED or divergence is None or divergence.step != 0:
         return finding
@@ -43,7 +43,7 @@ def _with_place(finding: Finding, ranks: Ranks, one_process: ScriptRecord) -> Fi
     if cause.id == "loss_of_same_outputs_apart" and any(rank.steps[0].own_statistics for rank in ranks):
         figures = {"found": cause.fields["found"], "expected": cause.fields["expected"]}
         return Finding(finding.question, "unknown", message("loss_normalises_own_rows", **figures))
-    # Means of unequally many targets give another loss of the same outputs, too.
+    # Means over different numbers of targets give another loss for the same outputs, too.
     if cause.id == "loss_of_same_outputs_apart" and _counts_apart(ranks):
         return finding
     return replace(finding, message=cause, divergence=replace(divergence, cause=cause))
@@ -59,7 +59,7 @@ def _counts_apart(ranks: Ranks) -> bool:
 
 
 def _first_place(ranks: Ranks, one_process: ScriptRecord) -> Message | None:
-    """Returns where the ranks together first have something else than one process; None where that is not known."""
+    """Returns where the ranks together first differ from one process; None where that is not known."""
     near = MODULE_SUMS_APART * coarser_of(ranks)
     for module, parts, whole_sums in _calls(ranks, one_process):
         given, returned = (_are_together(*pair, near) for pair in zip(parts, whole_sums))

@@ -53,7 +53,8 @@ def frozen_weights(ranks: Ranks) -> Finding:
 
 
 def _apart(ranks: Ranks, step: int, apart: list[str], states: list[Mapping[str, int]]) -> Finding:
-    """Returns the finding about weights that some ranks have changed at a step, and others not or otherwise."""
+    """Returns the finding about weights that some ranks have changed at a step, while others have not, or to other
+    values."""
     name = apart[0]
     first = ranks[0].untrained[name]
     changed = [rank for rank, record in enumerate(ranks) if name in record.steps[step].changed]
@@ -81,7 +82,7 @@ def _apart(ranks: Ranks, step: int, apart: list[str], states: list[Mapping[str, 
 
 
 def _average(ranks: Ranks, networks: set[str]) -> Message | None:
-    """Returns what is odd about the steps at which the networks that change do so; None where nothing is."""
+    """Returns what is wrong with the steps at which networks change; None where nothing is."""
     steps = ranks[0].steps
     for network in sorted(networks):
         # Before the first step there is nothing to average yet.
@@ -94,8 +95,8 @@ def _average(ranks: Ranks, networks: set[str]) -> Message | None:
 
 
 def _never_follows(ranks: Ranks, names: list[str], moved: set[str]) -> Message | None:
-    """Returns that a network which begins as a copy of trained weights stays, and is a moving average: by its name, or
-    as the script writes to it and leaves it where it was."""
+    """Returns a finding about a network that begins as a copy of trained weights and never changes, though it is a
+    moving average: its name says so, or the script writes to it without changing it."""
     for network, weights in _copies(ranks, names).items():
         words = any(word in " ".join([network, *weights]).lower() for word in OF_AVERAGES)
         written = sum(step.updates.get(network, 0) > 0 for step in ranks[0].steps[1:])
@@ -143,7 +144,8 @@ def buffers(ranks: Ranks) -> list[Finding]:
 
 
 def with_effects(findings: Sequence[Finding], replay_findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings, with what a replay says of warnings: whether the gradient depends on what they tell."""
+    """Returns the findings, with what a replay says of the warnings: whether the gradient depends on the tensors that
+    they name."""
     answers = {finding.question: finding.answer for finding in replay_findings}
     return [_with_effect(finding, answers.get("replayed gradient")) for finding in findings]
 

@@ -103,9 +103,8 @@ def _divisor(batch: MicroBatchRecord) -> int | None:
 
 
 def are_of_numbers(micro_batches: Sequence[Sequence[MicroBatchRecord]], shares: Array) -> bool:
-    """Returns whether shares are those of something that each micro-batch of each rank has a number of.
-
-    Those of a root or a logarithm of a mean are not, though they are one together, too.
+    """Returns whether the shares are in proportion to something that the micro-batches of the ranks have a number of,
+    as rows or targets. The shares of a root or a logarithm of a mean are not, though they add up to one, too.
     micro_batches: [rank] -> of one step. shares: together 1. shape [ranks, micro-batches].
     """
     near = BY_NUMBERS_OF_ROWS * np.abs(shares - 1 / shares.size).max()

@@ -252,8 +252,8 @@ class ByHand:
 
 
 def _have_one_loss(ranks: Ranks, members: Sequence[Sequence[int]]) -> bool:
-    """Returns whether ranks of a replica have one loss in each step. That of the first tells little: with a head that
-    begins as zeros it is the same whatever the other weights are."""
+    """Returns whether ranks of a replica have one loss in each step. The loss of the first step tells little: with a
+    head that begins as zeros it is the same whatever the other weights are."""
     for step in common_steps(ranks):
         losses = losses_of(ranks, step)
         for values in ([losses[rank] for rank in pair] for pair in members):
@@ -344,8 +344,8 @@ class PipelineLayout:
 
 
 def _stages(ranks: Ranks) -> list[list[ScriptRecord]]:
-    """Returns the ranks of each stage, which has no parameter of another, or hands on what it computes; all as one
-    where they are no stages."""
+    """Returns the ranks of each stage: a stage shares no parameter with another one, or hands on what it computes.
+    Returns all ranks as one stage where there are no stages."""
     if handing_on := _stages_that_talk(ranks):
         return handing_on
     stages: dict[frozenset[str], list[ScriptRecord]] = {}

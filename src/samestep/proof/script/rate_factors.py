@@ -56,7 +56,8 @@ class RateFactors:
         return list(dict.fromkeys(places))
 
     def _multipliers(self) -> Iterator[tuple[str, ast.expr]]:
-        """Yields what LambdaLR multiplies a rate by, but where its function's argument, which counts, is a factor."""
+        """Yields the factors by which LambdaLR multiplies a rate, unless the argument of its function, a count, is one
+        of them."""
         for file, source in self.sources.items():
             for call in _parts(source.tree, ast.Call):
                 if _name(call.func) != "LambdaLR":

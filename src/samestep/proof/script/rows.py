@@ -242,8 +242,9 @@ def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
 
 
 def _numbered_apart(passes: Sequence[Sequence[PassRecord]]) -> Finding | None:
-    """Finds a tensor of few values, as a label, that has another value on another rank wherever it has the first one:
-    in rows that two ranks have read in different epochs, and of which another tensor says that they are the same."""
+    """Finds a tensor of few values, as a label, whose values are numbered differently on two ranks: wherever one rank
+    has one value, the other rank has another value, in rows that both ranks have read in different epochs, and that
+    another tensor shows to be the same."""
     first, *other_ranks = [
         {i: row for read in of_rank for i, row in _digests_by_index(read).items()} for of_rank in passes
     ]

@@ -95,8 +95,8 @@ def changes_of(source: Source, attribute: str) -> list[int]:
 
 
 def shares(source: Source) -> list[int]:
-    """Returns the lines that set where a rank, or a worker, reads: those that do not ask for its number, though
-    others that set the same do; then these."""
+    """Returns the lines that set where a rank, or a worker, reads: first those that do not ask for its number, though
+    other lines that set the same name do; then those other lines."""
     set_by: dict[str, dict[int, bool]] = {}  # name -> line -> whether it asks for the rank, the ranks or the worker
     for statement in source.statements:
         if isinstance(statement, ast.Assign | ast.AugAssign) and not source.only_asks(statement.lineno, RANKS):

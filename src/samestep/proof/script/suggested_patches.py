@@ -186,7 +186,7 @@ def clipping_statement(script: Script) -> ast.stmt | None:
 
 
 def clear_after_the_step(script: Script) -> None:
-    """Moves zero_grad() behind the step; or, where the step comes before backward(), the step behind that."""
+    """Moves zero_grad() behind the step; where the step comes before backward(), moves the step behind backward()."""
     step, clear, backward = (script.only(call) for call in ("optimizer step", "zero_grad", "backward"))
     if step is None or clear is None or backward is None:
         return
@@ -227,7 +227,7 @@ def clip_before_the_step(script: Script) -> None:
 
 
 def unwrap_test_of_rank(script: Script, condition: ast.AST | None) -> bool:
-    """Puts what stands under a condition on the rank in its place. Returns whether it was one."""
+    """Replaces a condition on the rank by its body. Returns whether the statement was such a condition."""
     if not isinstance(condition, ast.If) or condition.orelse or not is_test_of_rank(condition.test):
         return False
     script.edits.unwrap(condition)

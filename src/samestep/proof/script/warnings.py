@@ -18,7 +18,7 @@ RISES = 1.05
 
 
 def warnings(ranks: Ranks) -> list[Finding]:
-    """Returns what is seen of these; none where nothing is."""
+    """Returns the warnings about such mistakes; none where nothing is seen of them."""
     checks = (modes, gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
     return [finding for check in checks if (finding := check(ranks))]
 
@@ -101,8 +101,8 @@ def rounded_updates(ranks: Ranks) -> Finding | None:
 
 
 def constant_losses(ranks: Ranks) -> Finding | None:
-    """Finds a loss that has one value in all micro-batches of all steps, of other rows, while the weights move: what it
-    compares is one and the same, as a policy with a reference that is the policy itself."""
+    """Finds a loss that has one value in all micro-batches of all steps, of other rows, while the weights move: it
+    compares a tensor with itself, as the loss of a policy does whose reference is the policy itself."""
     first = ranks[0]
     values = [batch.value for rank in ranks for step in rank.steps for batch in step.micro_batches]
     rows = {tuple(batch.rows) for step in first.steps for batch in step.micro_batches}
@@ -147,9 +147,8 @@ def forwards(ranks: Ranks) -> Finding | None:
 
 def rollouts(ranks: Ranks) -> Finding | None:
     """Finds ranks that compute as many forward passes without gradients, in training mode, before different steps: one
-    has left its loop before.
-
-    What is decided for each row or episode makes other numbers of forwards; an evaluation is in evaluation mode.
+    of them has left its loop earlier. Decisions for each row or episode make other numbers of forwards; an evaluation
+    is in evaluation mode.
     """
     steps = common_steps(ranks)
     of_ranks = [{step: forwards for step, forwards in rank.rollouts if step in steps} for rank in ranks]

@@ -74,7 +74,7 @@ def eject(
     if job is not None:
         _check_parts(job, name, layout, kind, size=size, mesh=mesh)
     if layout.lone_batchnorm and (general.get("sync_batchnorm") or given.get("sync_batchnorm")):
-        raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
+        raise UserError(message("script_batchnorm_finds_no_ranks", engine=name))
     divided = Divided.by_trial(job, mesh, engine, settings) if mesh else None
     # The ranks divide the model of this job, and may not divide that of another one.
     options = {} if mesh else _settable(function, given)
@@ -117,18 +117,15 @@ def _checked_mesh(
     is none."""
     kind = engine.needs.processes
     if kind not in launch:
-        raise UserError(
-            f"{name} needs processes of the kind '{kind}', and scripts are written for {', '.join(launch)} alone; "
-            "choose another engine"
-        )
+        raise UserError(message("script_cannot_start_processes", engine=name, processes=kind, known=[*launch]))
     if engine.divides_model and name not in ON_MESHES:
-        raise UserError(f"no script is written for {name}, whose ranks divide the model; choose another engine")
+        raise UserError(message("script_cannot_divide_the_model", engine=name))
     axes = () if kind == "one" else engine.axes
     if unfit := [axis for axis in (mesh.sizes if mesh else ()) if axis not in axes]:
         raise UserError(message("engine_does_not_take_axis", engine=name, axis=unfit[0], axes=axes))
     for setting in ("sequence_parallel", "loss_parallel", "offload"):
         if settings.get(setting):
-            raise UserError(f"a script of {name} has no {setting}; leave it out")
+            raise UserError(message("script_lacks_engine_setting", engine=name, setting=setting))
     return mesh if name in ON_MESHES else None  # else all ranks are along `data`, as without one
 
 
@@ -150,7 +147,7 @@ def _joined(engine: engines.Engine, kind: str, files: JobFiles, *, has_mesh: boo
     """Returns what a script and its runtime module need: of the engine's loop, of the start, and of the job."""
     loop = sys.modules[engine.train.__module__].__name__
     if any(module == loop for module, _ in files.uses):
-        raise UserError(f"a script has what is in {loop}; import nothing of it in the job's file")
+        raise UserError(message("script_holds_the_loop", module=loop))
     in_script = [loop, *(f"{RUNTIME}.{file}" for file in runtime.IN_SCRIPT)]
     roots: list[Place] = [(loop, "train"), *([(loop, "close")] if engine.close else [])]
     roots += [("samestep", name) for name in OF_JOBS]
@@ -181,15 +178,13 @@ def _lacks_a_file(error: BaseException) -> bool:
 def _check_parts(job: Job, name: str, layout: engines.Layout, kind: str, *, size: int, mesh: Mesh | None) -> None:
     """Raises UserError for a job that no script trains, or none of this engine, whose processes are of this kind."""
     if absent := untrained_parts(job):
-        raise UserError(f"a script cannot train a job with {' and '.join(sorted(absent))}; train it with samestep")
+        raise UserError(message("script_cannot_train_parts", parts=absent))
     of_kind: frozenset[str] = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
     of_kind |= {"gather_outputs"} if mesh else frozenset()
     of_kind |= frozenset() if layout.closures else {CLOSURE}
     of_kind -= frozenset() if size > 1 else {"gather_outputs"}
     if absent := special_parts(job) & of_kind:
-        raise UserError(
-            f"a script of {name} cannot train a job with {' and '.join(sorted(absent))}; use another engine"
-        )
+        raise UserError(message("script_of_engine_cannot_train_parts", engine=name, parts=absent))
 
 
 def _launch_lines() -> dict[str, str]:
@@ -229,7 +224,7 @@ def _settable(function: Any, given: Mapping[str, Any]) -> dict[str, tuple[str, A
 def _check_head(name: str) -> None:
     """Raises UserError for a name that would end the docstring at the script's head."""
     if '"' in name or "\\" in name or not name.isprintable():
-        raise UserError(f"the script's head cannot hold the name {name!r}; give one without quotes and line breaks")
+        raise UserError(message("script_head_cannot_hold_name", name=repr(name)))
 
 
 def _check_names(file: str, runtime: str, copied: list[str], made: Mapping[str, str]) -> None:
@@ -238,14 +233,12 @@ def _check_names(file: str, runtime: str, copied: list[str], made: Mapping[str, 
     imported -= {runtime, *(Path(path).parts[0].removesuffix(".py") for path in copied)}
     stem = Path(file).stem
     if stem in imported | sys.stdlib_module_names or "site-packages" in str(origin(stem)):  # the job may import it
-        raise UserError(f"Python would import {file} as the package {stem}; give the script another name with --to")
+        raise UserError(message("script_hides_a_package", file=file, package=stem))
     if f"{runtime}.py" in copied:
-        raise UserError(f"the script needs another file of the name {runtime}.py; rename the job's file")
+        raise UserError(message("script_needs_name_of_job_file", file=f"{runtime}.py"))
     first_parts = {Path(path).parts[0].removesuffix(".py") for path in copied}
     if file == f"{runtime}.py" or stem in first_parts:
-        raise UserError(f"the script needs another file of the name {file}; give it another name with --to")
+        raise UserError(message("script_needs_name_of_another_file", file=file))
     for first in first_parts:
         if first in sys.stdlib_module_names:
-            raise UserError(
-                f"Python has a module {first}, and would import it in the place of the job's; rename {first}"
-            )
+            raise UserError(message("job_file_hides_a_module", module=first))

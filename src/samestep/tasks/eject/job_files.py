@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.tasks.eject.source import is_ours
 
 
@@ -41,10 +42,7 @@ class JobFiles:
         self.root = file.parents[min(levels, len(file.parents) - 1)]
         place = self.root.joinpath(*self.name.split("."))
         if file not in (place.with_suffix(".py"), place / "__init__.py"):
-            raise UserError(
-                f"a script imports the job's file, and Python imports none of the name {file.name}; give it a name "
-                "without a dot"
-            )
+            raise UserError(message("job_file_name_cannot_be_imported", file=file.name))
         self.is_installed = bool({"site-packages", "dist-packages"} & {*self.root.parts})
         self.files: dict[str, Path] = {}
         self.uses: set[tuple[str, str]] = set()
@@ -63,10 +61,7 @@ class JobFiles:
     def _take(self, file: Path, use: Use) -> None:
         """Notes what a file imports of samestep. Raises UserError for what a script cannot have in its place."""
         if use.name in ("", "*"):
-            raise UserError(
-                f"{file.name} has `{ast.unparse(use.node)}`, and a script has no samestep; write "
-                "`from samestep import Job, …`, each name by itself"
-            )
+            raise UserError(message("job_file_imports_samestep_whole", file=file.name, statement=ast.unparse(use.node)))
         self.uses.add((use.module, use.name))
 
     def _beside(self, module: str) -> Iterator[tuple[str, Path]]:
@@ -100,7 +95,7 @@ def _uses(file: Path, name: str) -> Iterator[Use]:
         with tokenize.open(file) as opened:
             tree = ast.parse(opened.read())
     except SyntaxError as error:
-        raise UserError(f"{file}, which the job imports, is no Python: {error.msg}, line {error.lineno}") from None
+        raise UserError(message("imported_file_is_no_python", file=file, error=error.msg, line=error.lineno)) from None
     for statement in tree.body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'":
             statement.body = []  # a script imports the file

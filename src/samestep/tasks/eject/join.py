@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.tasks.eject.import_lines import Import, Imports
 from samestep.tasks.eject.source import Source, Statement, is_ours
 
@@ -43,10 +44,7 @@ class Joined:
         """Adds what defines a name of a module. Returns where that is."""
         module = self.stand_ins.get(name, module) if is_ours(module) else module
         if module.startswith(OF_COMMANDS):
-            raise UserError(
-                f"a script has no {name} of samestep; import it where the job's file is started by itself, "
-                'below `if __name__ == "__main__":`'
-            )
+            raise UserError(message("script_has_no_command", name=name))
         source = self._source(module)
         if name in source.links:
             return self._need(*source.links[name])
@@ -57,9 +55,9 @@ class Joined:
         elif name not in source.binders:
             value = getattr(source.module, name, None)  # `samestep` imports some of its names when they are asked for
             if isinstance(value, ModuleType) or not is_ours(getattr(value, "__module__", None) or ""):
-                raise UserError(f"a script has no {name} of {module}; import what is in it by name")
+                raise UserError(message("script_has_no_module", name=name, module=module))
             if value.__module__ == module:
-                raise UserError(f"a script has no {name} of {module}; leave it out")
+                raise UserError(message("script_lacks_name", name=name, module=module))
             return self._need(value.__module__, name)
         return module, name
 
@@ -155,6 +153,4 @@ class Joined:
 
 
 def _twice(name: str) -> UserError:
-    return UserError(
-        f"a script would define `{name}` twice; rename it in the engine's file, or in one that the job imports"
-    )
+    return UserError(message("script_would_define_name_twice", name=name))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import UserError
+from samestep.message import message
 
 
 def literal(value: Any) -> str:
@@ -23,6 +24,4 @@ def literal(value: Any) -> str:
         return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     if value is None or type(value) in (bool, int, float):
         return repr(value)
-    raise UserError(
-        f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
-    )
+    raise UserError(message("script_cannot_hold_setting", value=repr(value), type=type(value).__name__))
