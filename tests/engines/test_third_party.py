@@ -49,7 +49,7 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     assert "'no_such_module'" in why["broken"]
     assert "SystemExit: no licence" in why["leaving"]
     assert "KeyboardInterrupt: ENGINE" in why["interrupting"]
-    assert listed["empty"]["reason"]["fields"]["why"]["id"] == "package_declares_no_engine"
+    assert listed["empty"]["reason"]["fields"]["why"]["id"] == "plug_in_declares_none"
     assert "TypeError: " in why["unknown"] and "purposes" in why["unknown"]
     assert listed["ddp"]["available"]
     assert listed["samestep-tiny.ddp"]["reason"]["id"] == "engine_is_shadowed"
