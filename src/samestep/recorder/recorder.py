@@ -56,7 +56,19 @@ from samestep.records.script_plan import ScriptPlan
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
+COMMUNICATE = ("horovod", "mpi4py", "ray", "flwr", "bagua", "byteps")
 IMPORTED = ("lightning", "transformers", "deepspeed", "horovod")
+
+
+def may_communicate(parameters: Iterable[Tensor]) -> bool:
+    """Returns whether this process could tell others anything: by torch's process group, by another library, or by
+    weights in shared memory."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    rpc = sys.modules.get("torch.distributed.rpc")
+    if any(name in sys.modules for name in COMMUNICATE) or (rpc and rpc.api._is_current_rpc_agent_set()):
+        return True
+    return any(parameter.device.type == "cpu" and parameter.is_shared() for parameter in parameters)
 
 
 def libraries_that_train() -> list[str]:
@@ -123,6 +135,7 @@ class Recorder:
         # The functions of a replay end it by themselves.
         self.hooks = Hooks(None if plan.replay else recorder_guard)
         self.timed, self.ended, self._reduces_in_forward = Timed(), False, False
+        self._may_communicate = False
         self._functions = set[str]()  # the functions of the first step's losses
         self._gathers = False  # whether tensors were gathered since the last backward pass
         self._rollouts = Counter[int]()  # step -> forwards without gradients in training mode before it
@@ -237,6 +250,7 @@ class Recorder:
             pieces=self.parameters.pieces.by_name,
             divides_inputs=self.parameters.pieces.divides_inputs,
             reduces_in_forward=self._reduces_in_forward,
+            may_communicate=self._may_communicate,
             stages=self.pipelines.records(),
             talks=self.group_operations.records(),
             shapes=self.parameters.shapes,
@@ -508,6 +522,7 @@ class Recorder:
             name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
         }
         window, self.window = self.window, Window()
+        self._may_communicate = self._may_communicate or may_communicate(self.parameters.by_name.values())
         weights, moved = self.parameters.after_step()
         if not self.steps:
             self._untrained.add_copies(self.parameters.by_name)

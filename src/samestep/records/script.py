@@ -493,6 +493,10 @@ class ScriptRecord:
     reduces_in_forward: bool = False
     """Whether the script called all_reduce in a training forward."""
 
+    may_communicate: bool = True
+    """Whether the rank could tell other ranks anything at a step: torch's process group was open, another library that
+    communicates was loaded, or weights were in shared memory."""
+
     stages: list[StageRecord] = field(default_factory=list)
     """Stages that the rank holds of a pipeline of torch.distributed.pipelining. Empty: there is no such pipeline."""
 

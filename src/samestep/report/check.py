@@ -54,6 +54,7 @@ QUESTIONS: Mapping[Question, Message] = {
 QUANTITIES: Mapping[str, Message] = {
     "calls of the closure": message("quantity_calls_of_the_closure"),
     "optimizer steps": message("quantity_optimizer_steps"),
+    "process group": message("quantity_process_group"),
     "mode": message("quantity_mode"),
     "initial weights": message("quantity_initial_weights"),
     "parameters": message("quantity_parameters"),

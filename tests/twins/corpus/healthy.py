@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "byol": ("", "--coefficient 1", "--tau 0.9999"),
     "own_checkpoints": ("", "--weight 0.5", "--every 3"),
     "tied_weights": ("", "--optimizer SGD"),
+    "launcher_variables": ("",),
     "gradient_edits": ("", "--edit sign", "--edit centralize", "--edit decay", "--edit trust"),
     "tensor_parallel": (
         "",

@@ -77,6 +77,8 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         mistakes = warnings(ranks)
         wrong = {finding.question for finding in mistakes if finding.answer == "differs"}
         findings = [finding for finding in findings if finding.answer != "right" or finding.question not in wrong]
+        if any(finding.message.id == "no_process_group" for finding in mistakes):
+            findings = [_of_rank_alone(finding) for finding in findings]
         if any(finding.message.id == "left_in_evaluation_mode" for finding in mistakes):
             findings = [_of_evaluation_mode(finding) for finding in findings]
         findings += [collectives(ranks), saves(ranks), *mistakes]
@@ -95,6 +97,13 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         command=command,
     )
     return _with_findings(results, findings)
+
+
+def _of_rank_alone(finding: Finding) -> Finding:
+    """Returns a finding about ranks that each train alone: what differs between them has no cause of its own."""
+    if finding.answer != "differs":
+        return finding
+    return Finding(finding.question, "unknown", message("each_rank_trains_alone"))
 
 
 def _of_evaluation_mode(finding: Finding) -> Finding:

@@ -19,8 +19,17 @@ RISES = 1.05
 
 def warnings(ranks: Ranks) -> list[Finding]:
     """Returns the warnings about such mistakes; none where nothing is seen of them."""
-    checks = (modes, gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
+    checks = (no_process_group, modes, gathers, ties, rounded_updates, constant_losses, forwards, rollouts)
     return [finding for check in checks if (finding := check(ranks))]
+
+
+def no_process_group(ranks: Ranks) -> Finding | None:
+    """Finds ranks none of which could tell another one anything: each trains by itself, as one process does."""
+    if len(ranks) == 1 or any(rank.may_communicate for rank in ranks):
+        return None
+    cause = message("no_process_group", ranks=len(ranks))
+    expected, found = message("group_of_all_ranks", ranks=len(ranks)), message("no_group_of_ranks")
+    return differs("steps", "process group", cause, expected=expected, found=found)
 
 
 def modes(ranks: Ranks) -> Finding | None:

@@ -319,4 +319,15 @@ FAULTS = (
         "rank 0 trains without dropout, the others with it",
         arguments="--dropout 0.1",
     ),
+    Fault(
+        "launcher_variables",
+        "no_process_group",
+        'os.environ.get("WORLD_SIZE", 1)',
+        'os.environ.get("OMPI_COMM_WORLD_SIZE", 1)',
+        'dist.init_process_group("gloo")',
+        ("steps",),
+        "process group",
+        "the script looks for another launcher's variables: each rank trains all rows by itself",
+        "repeated work",
+    ),
 )
