@@ -21,8 +21,8 @@ OTHER_NUMBERS = {
     # The default of torch's normalisations.
     ("reference/held_randomness.py", "1e-5"),
     # Of costs: equal ones are divided evenly.
-    ("rank/stage_plan.py", "1e-6"),
-    ("rank/stage_plan.py", "1e-3"),
+    ("parallel/stage_plan.py", "1e-6"),
+    ("parallel/stage_plan.py", "1e-3"),
     # Seconds.
     ("tasks/collectives/__init__.py", "1e-9"),
     ("commands/needs.py", "30e-9"),

@@ -20,11 +20,12 @@ Sources = Mapping[str, str]  # 'room/file.py' -> its text
 ARROWS = {
     # the parent: the process that the user types
     "__main__": {"commands"},
-    "commands": {"doctor", "engine", "launch", "proof", "report", "records", "rules", "world"},
+    "commands": {"doctor", "engine", "judge", "launch", "proof", "report", "records", "rules", "world"},
     "launch": {"records", "world"},
-    "proof": {"engine", "records", "rules"},
+    "proof": {"engine", "records"},
+    "judge": {"proof", "records", "rules"},
     "report": {"records", "rules"},
-    "rules": {"proof", "records"},  # a file each mistake, imported by its id
+    "rules": {"judge", "records"},  # a file each mistake, imported by its id
     "testing": {"launch", "records", "world"},  # the pytest plugin: pytest's process is the parent
     # both sides
     "__init__": {"commands", "data", "records", "recorder"},  # recorder: samestep.watch, imported when it is asked for
@@ -39,16 +40,17 @@ ARROWS = {
     "version": set(),
     # the child: where torch is
     "worker": {"tasks", "training", "recorder", "rank", "data", "records", "world", "engine"},
-    "tasks": {"doctor", "reference", "training", "rank", "data", "records", "world", "engine", "jobs"},
+    "tasks": {"doctor", "reference", "training", "parallel", "rank", "data", "records", "world", "engine", "jobs"},
     "training": {"rank", "data", "records", "world"},
     "reference": {"engine", "records"},  # of the records only what it fills
-    "engines": {"engine", "training", "rank", "world"},
+    "engines": {"engine", "training", "parallel", "rank", "world"},
     "recorder": {"rank", "world", "records"},  # attaches to a script that is not ours
+    "parallel": {"data", "rank", "records", "world"},
     "rank": {"data", "world", "records"},
     "data": {"world"},
     "jobs": {"__init__", "data"},
 }
-PARENT = {"__main__", "commands", "launch", "proof", "report", "rules", "testing"}
+PARENT = {"__main__", "commands", "judge", "launch", "proof", "report", "rules", "testing"}
 BOTH = {"__init__", "bounds", "doctor", "engine", "records", "world", "job", "errors", "message", "version"}
 FREE = {"bounds", "errors", "job", "message", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}

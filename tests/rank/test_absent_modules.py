@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from samestep.parallel.stage_forward import AbsentTensors, leave_absent
 from samestep.rank.absent_modules import META, AbsentModules, Outputs
-from samestep.rank.stage_forward import AbsentTensors, leave_absent
 
 
 class Inner(nn.Module):

@@ -25,10 +25,10 @@ from samestep.errors import TrainingFailed
 from samestep.jobs import digits
 from samestep.launch import stacks
 from samestep.message import as_said
+from samestep.parallel.stage_forward import leave_absent
 from samestep.rank import shards
 from samestep.rank.evaluate import plain_model
 from samestep.rank.shards import BLOCKS_BYTES
-from samestep.rank.stage_forward import leave_absent
 from samestep.rank.threaded_group import Turns, alike_on_ranks, threaded_group
 from samestep.report.language import catalogue
 from samestep.world import World

@@ -11,9 +11,9 @@ from planting import Edit
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import Fault
 from recorder.plant import checked, row_of, text_of
+from samestep.judge.beside_steps import collectives, randoms, saves
+from samestep.judge.evaluation import evaluation
 from samestep.message import Message, message
-from samestep.proof.script.beside_steps import collectives, randoms, saves
-from samestep.proof.script.evaluation import evaluation
 from samestep.records.script import (
     EvaluationRecord,
     FetchDraws,

@@ -24,15 +24,15 @@ from samestep.commands.revision import Revision, find_revision
 from samestep.commands.side_environment import check_requirements, environment_with, inside, paths_of_copy, versions_of
 from samestep.commands.user_sources import MOST_BYTES, read_sources
 from samestep.errors import TrainingFailed, UserError
+from samestep.judge import first_divergence
+from samestep.judge.changed_lines import changed_lines
+from samestep.judge.diff import answer_of, compare_records
+from samestep.judge.places import Sources
+from samestep.judge.record_pair import RecordPair
+from samestep.judge.sites import files_of, located
+from samestep.judge.step_gradients import coarser_of
 from samestep.launch import fork_client
 from samestep.message import Message, message
-from samestep.proof.script import first_divergence
-from samestep.proof.script.changed_lines import changed_lines
-from samestep.proof.script.diff import answer_of, compare_records
-from samestep.proof.script.places import Sources
-from samestep.proof.script.record_pair import RecordPair
-from samestep.proof.script.sites import files_of, located
-from samestep.proof.script.step_gradients import coarser_of
 from samestep.records.call_site import CallSite, ChangedLines
 from samestep.records.files import write
 from samestep.records.findings import DiffResults, Finding

@@ -24,16 +24,16 @@ from samestep.commands.results_folder import prepare
 from samestep.commands.setup import check_rank_number
 from samestep.commands.user_sources import read_sources
 from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
+from samestep.judge import judge, with_coefficients, with_replay, with_sites
+from samestep.judge.coefficients import one_process_decides
+from samestep.judge.first_module import OF_A_MODULE
+from samestep.judge.layout import Layout
+from samestep.judge.replay import not_replayed
+from samestep.judge.sites import files_of
+from samestep.judge.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.message import Message, message
-from samestep.proof.script import judge, with_coefficients, with_replay, with_sites
-from samestep.proof.script.coefficients import one_process_decides
-from samestep.proof.script.first_module import OF_A_MODULE
-from samestep.proof.script.layout import Layout
-from samestep.proof.script.replay import not_replayed
-from samestep.proof.script.sites import files_of
-from samestep.proof.script.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from samestep.commands.check_replay import Replayer, Run
 from samestep.errors import TrainingFailed, UserError
+from samestep.judge import without_by_hand
+from samestep.judge.by_hand import Division
+from samestep.judge.judge_by_hand import by_hand_findings, held_findings
+from samestep.judge.layout import ByHand, Layout
+from samestep.judge.replay import not_replayed
+from samestep.judge.slices import Unclipped, findings_along_data, unclipped_gradients
 from samestep.message import Message, message
-from samestep.proof.script import without_by_hand
-from samestep.proof.script.by_hand import Division
-from samestep.proof.script.judge_by_hand import by_hand_findings, held_findings
-from samestep.proof.script.layout import ByHand, Layout
-from samestep.proof.script.replay import not_replayed
-from samestep.proof.script.slices import Unclipped, findings_along_data, unclipped_gradients
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record
 from samestep.records.script import ScriptRecord

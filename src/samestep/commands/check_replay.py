@@ -14,14 +14,14 @@ from pathlib import Path
 
 from samestep.commands.working_copy import work_folder
 from samestep.errors import TrainingFailed, UserError
+from samestep.judge.assembled import ReplicaRecord, of_replicas
+from samestep.judge.first_module import with_module, with_places
+from samestep.judge.layout import ByHand, Layout, TensorLayout
+from samestep.judge.replay import judge_replay, not_replayed
+from samestep.judge.replica_causes import cause_within_replica
+from samestep.judge.replicas import of_one_replica
+from samestep.judge.warnings import leaves_training_mode
 from samestep.message import Message, message
-from samestep.proof.script.assembled import ReplicaRecord, of_replicas
-from samestep.proof.script.first_module import with_module, with_places
-from samestep.proof.script.layout import ByHand, Layout, TensorLayout
-from samestep.proof.script.replay import judge_replay, not_replayed
-from samestep.proof.script.replica_causes import cause_within_replica
-from samestep.proof.script.replicas import of_one_replica
-from samestep.proof.script.warnings import leaves_training_mode
 from samestep.records.files import read, write
 from samestep.records.findings import Finding
 from samestep.records.record import Record

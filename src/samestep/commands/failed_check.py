@@ -8,9 +8,9 @@ from pathlib import Path
 
 from samestep.commands.user_sources import read_sources
 from samestep.errors import UserError
+from samestep.judge.failures import lines_of
 from samestep.launch import stacks
 from samestep.message import Message, message
-from samestep.proof.script.failures import lines_of
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.files import read
 from samestep.records.record import RankError

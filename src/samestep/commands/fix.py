@@ -14,8 +14,8 @@ from pathlib import Path
 from samestep.commands.user_sources import read_sources
 from samestep.commands.working_copy import copy_folder
 from samestep.errors import TrainingFailed, UserError
-from samestep.proof.script.sites import files_of
-from samestep.proof.script.suggested_patches import Patch, patch_of
+from samestep.judge.sites import files_of
+from samestep.judge.suggested_patches import Patch, patch_of
 from samestep.records.files import read, replace_text
 from samestep.records.findings import CheckResults, Finding, FixRecord
 from samestep.records.script import ScriptRecord

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from samestep.commands.user_sources import read_sources
 from samestep.errors import UserError
+from samestep.judge import first_divergence, judge, with_coefficients, with_sites
+from samestep.judge.diff import answer_of, compare_records
+from samestep.judge.findings import common_steps
+from samestep.judge.record_pair import RecordPair
+from samestep.judge.sites import files_of
 from samestep.message import message
-from samestep.proof.script import first_divergence, judge, with_coefficients, with_sites
-from samestep.proof.script.diff import answer_of, compare_records
-from samestep.proof.script.findings import common_steps
-from samestep.proof.script.record_pair import RecordPair
-from samestep.proof.script.sites import files_of
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults, DiffResults
 from samestep.records.record import Record, rank_files

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.proof.script.source import Source
+from samestep.judge.source import Source
 from samestep.world.regular_files import read_regular
 
 MOST_BYTES = 1 << 20  # of a file that is read

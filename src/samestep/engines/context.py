@@ -23,9 +23,9 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Batch, Job
 from samestep.message import Message
+from samestep.parallel.sequence_attention import ATTENTION
+from samestep.parallel.sequence_blocks import on_chunks, sequence_plan
 from samestep.rank.process_group import device_mesh, process_group
-from samestep.rank.sequence_attention import ATTENTION
-from samestep.rank.sequence_blocks import on_chunks, sequence_plan
 from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World

@@ -4,10 +4,9 @@
     samestep run my_job.py --engine expert --mesh data=2,expert=2
 
 Every rank trains on its own rows. Two all-to-alls send a router's rows to the ranks that have their experts, and the
-outputs back. Which modules are experts is found in the model; rank/expert_plan.py tries them in one process before any
-rank starts. A balancing loss in the criterion is that of each replica's rows, as under ddp; one over all rows of a step
-needs Job(gather_outputs=True).
-Source: https://arxiv.org/abs/2006.16668 (GShard)
+outputs back. Which modules are experts is found in the model; parallel/expert_plan.py tries them in one process
+before any rank starts. A balancing loss in the criterion is that of each replica's rows, as under ddp; one over all
+rows of a step needs Job(gather_outputs=True). Source: https://arxiv.org/abs/2006.16668 (GShard)
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from torch import nn
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
 from samestep.message import Message
-from samestep.rank.expert_exchange import Exchange, TwoPasses
-from samestep.rank.expert_plan import ExpertPlan, expert_plan
+from samestep.parallel.expert_exchange import Exchange, TwoPasses
+from samestep.parallel.expert_plan import ExpertPlan, expert_plan
+from samestep.parallel.replica_gradients import average_gradients, clip_divided_norm
+from samestep.parallel.stage_forward import leave_absent
 from samestep.rank.process_group import device_mesh, process_group
-from samestep.rank.replica_gradients import average_gradients, clip_divided_norm
 from samestep.rank.shards import divide_along, divided_along, full_state_dict, gather_absent
-from samestep.rank.stage_forward import leave_absent
 from samestep.training import Run
 from samestep.world import World
 from samestep.world.mesh import Mesh

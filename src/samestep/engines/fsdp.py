@@ -31,12 +31,12 @@ from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, with
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.message import Message, message
+from samestep.parallel.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
 from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.process_group import device_mesh, process_group
 from samestep.rank.row_order import in_order_of_model
 from samestep.rank.shards import NOT_ON_SHARDS
 from samestep.rank.step import explain_dtypes
-from samestep.rank.tensor_parallel import clip_whole_norm, how_divided, split_layers, step_one_by_one
 from samestep.training import Run
 from samestep.world import World
 

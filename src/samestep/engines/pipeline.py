@@ -5,10 +5,11 @@
     samestep run my_job.py --engine pipeline --mesh stage=2,shard=2   # each stage is sharded over two ranks, by FSDP2
 
 With which modules the stages begin: Job(parallel={"blocks.2": "stage"}), or as many of the model's repeated blocks for
-each; rank/stage_plan.py tries either in one process before any rank starts. A step has at least `microbatches`
+each; parallel/stage_plan.py tries either in one process before any rank starts. A step has at least `microbatches`
 micro-batches, which are the job's own: 0 is two for each rank of a replica. Replicas (`data`) average their gradients
 after the schedule, by hand: DDP around a stage leaves gradients out under a zero-bubble schedule, without an error
-(https://github.com/pytorch/pytorch/issues/144530). Those of `shard` have their stages sharded: rank/sharded_stages.py.
+(https://github.com/pytorch/pytorch/issues/144530). Those of `shard` have their stages sharded:
+parallel/sharded_stages.py.
 Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
 
@@ -26,17 +27,17 @@ from samestep.engine import Checks, Engine, Layout, Needs, State, without_distri
 from samestep.errors import Refused
 from samestep.job import Batch, Job
 from samestep.message import Message, message
+from samestep.parallel.replica_gradients import average_gradients, clip_divided_norm
+from samestep.parallel.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 from samestep.rank.process_group import device_mesh, process_group
-from samestep.rank.replica_gradients import average_gradients, clip_divided_norm
 from samestep.rank.shards import NOT_ON_SHARDS, block_of, full_state_dict, is_shard
-from samestep.rank.stage_plan import check_micro_batches, ranks_of_stages, stage_plan
 from samestep.rank.step import explain_dtypes
 from samestep.training import Run
 from samestep.world import World
 from samestep.world.mesh import Mesh
 
 if TYPE_CHECKING:
-    from samestep.rank.pipeline_stages import DividedModel
+    from samestep.parallel.pipeline_stages import DividedModel
 
 
 SENDS_ANY_TENSOR = "2.13"  # the torch whose stages receive integers, too; 2.11 asks each received tensor for a gradient
@@ -73,8 +74,8 @@ def divides(job: Job, world: World, *, schedule: str, microbatches: int, stages_
 def train(
     job: Job, world: World, run: Run, *, schedule: str = "1F1B", microbatches: int = 0, stages_per_rank: int = 2
 ) -> State:
-    from samestep.rank.pipeline_stages import DividedModel, Pipeline  # torch.distributed.pipelining takes a second
-    from samestep.rank.sharded_stages import shard_stages
+    from samestep.parallel.pipeline_stages import DividedModel, Pipeline  # torch.distributed.pipelining takes a second
+    from samestep.parallel.sharded_stages import shard_stages
 
     with process_group(world):
         ranks = device_mesh(world, ("stage", "data", "shard"))

@@ -4,7 +4,8 @@
     samestep run my_job.py --engine tensor --mesh data=2,tensor=2
 
 A pair of layers is split by columns, then by rows, so that one all-reduce puts their outputs together. Which pairs:
-Job(parallel=…), or what is found in the model; rank/tensor_plan.py tries either in one process before any rank starts.
+Job(parallel=…), or what is found in the model; parallel/tensor_plan.py tries either in one process before any rank
+starts.
 Replicas (`data`) train on their own rows, and average their gradients. sequence_parallel: between the split layers each
 rank computes norms, dropout and elementwise operations on a chunk of the sequence alone. loss_parallel: each rank
 computes the logits of its part of the vocabulary, and cross entropy without gathering them.
@@ -21,11 +22,9 @@ from torch import nn
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
 from samestep.message import Message
-from samestep.rank.loss_parallel import losses_in_parallel
-from samestep.rank.process_group import device_mesh, process_group
-from samestep.rank.replica_gradients import average_gradients
-from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
-from samestep.rank.tensor_parallel import (
+from samestep.parallel.loss_parallel import losses_in_parallel
+from samestep.parallel.replica_gradients import average_gradients
+from samestep.parallel.tensor_parallel import (
     clip_whole_norm,
     explain_split,
     how_divided,
@@ -33,6 +32,8 @@ from samestep.rank.tensor_parallel import (
     split_output,
     step_one_by_one,
 )
+from samestep.rank.process_group import device_mesh, process_group
+from samestep.rank.shards import NOT_ON_SHARDS, full_state_dict
 from samestep.training import Run
 from samestep.world import World
 

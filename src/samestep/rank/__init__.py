@@ -1,1 +1,1 @@
-"""What every rank needs: its process group, weights, evaluation and step times."""
+"""What every rank needs: its process group, weights, checkpoints, evaluation and step times."""

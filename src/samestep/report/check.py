@@ -50,7 +50,7 @@ QUESTIONS: Mapping[Question, Message] = {
     "loss": message("question_loss"),
     "settings": message("question_settings"),
 }
-# The quantity of a divergence -> how it is called. proof/script says which there are.
+# The quantity of a divergence -> how it is called. judge says which there are.
 QUANTITIES: Mapping[str, Message] = {
     "calls of the closure": message("quantity_calls_of_the_closure"),
     "optimizer steps": message("quantity_optimizer_steps"),

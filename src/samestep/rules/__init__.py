@@ -2,7 +2,7 @@
 
 ID is the id of the finding's message. Each file ends with `RULE = Rule(…)`: the sentence in both languages,
 the lines of the user's code that it points at, and the patch where one is certain, with an example. The judges, in
-proof/script/, decide whether a training has the mistake.
+judge/, decide whether a training has the mistake.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Rule:
     """One kind of mistake. en, zh: its sentence, as report/language.py reads it.
 
     lines: where the mistake arises in the user's code, the likeliest place first: each a Place of
-    proof/script/places.py; without any, the places of the finding's question count. patch: changes a Script of
-    proof/script/suggested_patches.py into one without the mistake. broken: example lines with the mistake. right: the
+    judge/places.py; without any, the places of the finding's question count. patch: changes a Script of
+    judge/suggested_patches.py into one without the mistake. broken: example lines with the mistake. right: the
     same lines without it, as the patch changes them, if there is a patch.
     """
 

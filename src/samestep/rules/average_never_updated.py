@@ -1,5 +1,5 @@
-from samestep.proof.script.places import OF_WEIGHTS, beside, called, calling, network
-from samestep.proof.script.source import Source
+from samestep.judge.places import OF_WEIGHTS, beside, called, calling, network
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import OF_WEIGHTS, UPDATES
-from samestep.proof.script.suggested_patches import average_after_the_step
+from samestep.judge.places import OF_WEIGHTS, UPDATES
+from samestep.judge.suggested_patches import average_after_the_step
 from samestep.rules import Rule
 
 RULE = Rule(

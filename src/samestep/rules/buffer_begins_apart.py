@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SEEDS, buffer
+from samestep.judge.places import SEEDS, buffer
 from samestep.rules import Rule
 
 RULE = Rule(

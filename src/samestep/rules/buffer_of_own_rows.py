@@ -1,4 +1,4 @@
-from samestep.proof.script.places import buffer, into
+from samestep.judge.places import buffer, into
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import call_in
-from samestep.proof.script.places import called, written
-from samestep.proof.script.source import Source
-from samestep.proof.script.source_search import calls
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import call_in
+from samestep.judge.places import called, written
+from samestep.judge.source import Source
+from samestep.judge.source_search import calls
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 OF_ANY_ORDER = ("set", "hash", "listdir", "iterdir", "glob")  # functions whose result is another one in each process

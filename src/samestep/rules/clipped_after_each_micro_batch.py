@@ -1,4 +1,4 @@
-from samestep.proof.script.suggested_patches import clip_before_the_step
+from samestep.judge.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import OF_GRADIENTS, called, calling
-from samestep.proof.script.suggested_patches import clip_before_the_step
+from samestep.judge.places import OF_GRADIENTS, called, calling
+from samestep.judge.suggested_patches import clip_before_the_step
 from samestep.rules import Rule
 
 RULE = Rule(

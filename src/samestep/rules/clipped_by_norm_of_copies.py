@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_GRADIENTS, STEP, called, calling
+from samestep.judge.places import OF_GRADIENTS, STEP, called, calling
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import LAST_CHANGES, READS, STEP, called
+from samestep.judge.places import LAST_CHANGES, READS, STEP, called
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import call_in
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import call_in
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import PARTING, around, called
+from samestep.judge.places import PARTING, around, called
 from samestep.rules import Rule
 
 RULE = Rule(

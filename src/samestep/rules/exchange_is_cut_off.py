@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FORWARD, GATHER, called
+from samestep.judge.places import FORWARD, GATHER, called
 from samestep.rules import Rule
 
 RULE = Rule(

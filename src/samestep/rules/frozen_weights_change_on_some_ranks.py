@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from samestep.proof.script.suggested_patches import Script, average_update, unwrap_test_of_rank
+from samestep.judge.suggested_patches import Script, average_update, unwrap_test_of_rank
 from samestep.rules import Rule
 
 

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import GATHER
+from samestep.judge.places import GATHER
 from samestep.rules import Rule
 
 RULE = Rule(

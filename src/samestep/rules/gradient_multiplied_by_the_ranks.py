@@ -1,5 +1,5 @@
-from samestep.proof.script.places import DIVISORS, LOSS, OF_RANKS, called
-from samestep.proof.script.suggested_patches import drop_the_ranks
+from samestep.judge.places import DIVISORS, LOSS, OF_RANKS, called
+from samestep.judge.suggested_patches import drop_the_ranks
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, OF_GRADIENTS, REDUCTION, called, calling
+from samestep.judge.places import BACKWARD, OF_GRADIENTS, REDUCTION, called, calling
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, OF_GRADIENTS, REDUCTION, calling
+from samestep.judge.places import BACKWARD, OF_GRADIENTS, REDUCTION, calling
 from samestep.rules import Rule
 
 RULE = Rule(

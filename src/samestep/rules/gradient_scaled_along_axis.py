@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, DIVISORS, GATHER, OF_GRADIENTS, OF_RANKS, REDUCTION
+from samestep.judge.places import BACKWARD, DIVISORS, GATHER, OF_GRADIENTS, OF_RANKS, REDUCTION
 from samestep.rules import Rule
 
 RULE = Rule(

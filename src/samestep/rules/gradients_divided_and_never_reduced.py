@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, READS, STEP
+from samestep.judge.places import BACKWARD, READS, STEP
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,6 +1,6 @@
-from samestep.proof.script.places import LOSS, OF_GRADIENTS, REDUCTION, beside
-from samestep.proof.script.source import Source
-from samestep.proof.script.suggested_patches import drop_the_ranks
+from samestep.judge.places import LOSS, OF_GRADIENTS, REDUCTION, beside
+from samestep.judge.source import Source
+from samestep.judge.suggested_patches import drop_the_ranks
 from samestep.rules import Rule
 
 RULE = Rule(

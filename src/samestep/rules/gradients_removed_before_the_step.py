@@ -1,5 +1,5 @@
-from samestep.proof.script.places import STEP, called
-from samestep.proof.script.suggested_patches import clear_after_the_step
+from samestep.judge.places import STEP, called
+from samestep.judge.suggested_patches import clear_after_the_step
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import argument_of, call_in, is_of_gradients
-from samestep.proof.script.places import BACKWARD, OF_GRADIENTS, REDUCTION, WAITS
-from samestep.proof.script.source_search import calls
-from samestep.proof.script.suggested_patches import RANKS_NOW, Script
+from samestep.judge.edits import argument_of, call_in, is_of_gradients
+from samestep.judge.places import BACKWARD, OF_GRADIENTS, REDUCTION, WAITS
+from samestep.judge.source_search import calls
+from samestep.judge.suggested_patches import RANKS_NOW, Script
 from samestep.rules import Rule
 
 

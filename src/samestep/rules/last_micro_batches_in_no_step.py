@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, STEP
+from samestep.judge.places import BACKWARD, STEP
 from samestep.rules import Rule
 
 RULE = Rule(

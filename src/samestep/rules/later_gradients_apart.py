@@ -1,5 +1,5 @@
-from samestep.proof.script.places import LOSS, OF_RANKS, REDUCTION, beside, called
-from samestep.proof.script.source import Source
+from samestep.judge.places import LOSS, OF_RANKS, REDUCTION, beside, called
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SEEDS, called
+from samestep.judge.places import SEEDS, called
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import LOSS, MODES, OF_RANKS, TARGETS, called, flowing
-from samestep.proof.script.source import RANK
+from samestep.judge.places import LOSS, MODES, OF_RANKS, TARGETS, called, flowing
+from samestep.judge.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(

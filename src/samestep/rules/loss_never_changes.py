@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, into
+from samestep.judge.places import BACKWARD, into
 from samestep.rules import Rule
 
 RULE = Rule(

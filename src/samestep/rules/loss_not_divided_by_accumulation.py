@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import call_in
-from samestep.proof.script.places import BACKWARD, FORWARD
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import call_in
+from samestep.judge.places import BACKWARD, FORWARD
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import LOSS, OF_RANKS, TARGETS, called
+from samestep.judge.places import LOSS, OF_RANKS, TARGETS, called
 from samestep.rules import Rule
 
 RULE = Rule(

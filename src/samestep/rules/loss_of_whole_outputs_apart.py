@@ -1,4 +1,4 @@
-from samestep.proof.script.places import LOSS, called
+from samestep.judge.places import LOSS, called
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import BACKWARD, SKIPPING, decided_by_rank, flowing
-from samestep.proof.script.source import RANK
+from samestep.judge.places import BACKWARD, SKIPPING, decided_by_rank, flowing
+from samestep.judge.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import DIVIDES, FORWARD, called, module_forward, parameter, planned
+from samestep.judge.places import DIVIDES, FORWARD, called, module_forward, parameter, planned
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FORWARD, module_forward
+from samestep.judge.places import FORWARD, module_forward
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import FORWARD, GATHER, LOSS, beside
-from samestep.proof.script.source import Source
+from samestep.judge.places import FORWARD, GATHER, LOSS, beside
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import FORWARD, written
-from samestep.proof.script.source_search import calls
+from samestep.judge.places import FORWARD, written
+from samestep.judge.source_search import calls
 from samestep.rules import Rule
 
 RULE = Rule(

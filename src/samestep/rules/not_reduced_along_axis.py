@@ -1,5 +1,5 @@
-from samestep.proof.script.places import OF_GRADIENTS, REDUCTION, STEP, around, beside, parameter
-from samestep.proof.script.source import Source
+from samestep.judge.places import OF_GRADIENTS, REDUCTION, STEP, around, beside, parameter
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FREEZING
+from samestep.judge.places import FREEZING
 from samestep.rules import Rule
 
 RULE = Rule(

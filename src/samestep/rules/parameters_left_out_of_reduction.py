@@ -1,5 +1,5 @@
-from samestep.proof.script.places import REDUCTION, around, beside, called, parameter
-from samestep.proof.script.source import Source
+from samestep.judge.places import REDUCTION, around, beside, called, parameter
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

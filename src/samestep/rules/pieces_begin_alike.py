@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SEEDS, parameter
+from samestep.judge.places import SEEDS, parameter
 from samestep.rules import Rule
 
 RULE = Rule(

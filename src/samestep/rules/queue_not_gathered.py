@@ -1,4 +1,4 @@
-from samestep.proof.script.places import buffer
+from samestep.judge.places import buffer
 from samestep.rules import Rule
 
 RULE = Rule(

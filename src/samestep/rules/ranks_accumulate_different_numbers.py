@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SKIPPING
+from samestep.judge.places import SKIPPING
 from samestep.rules import Rule
 
 RULE = Rule(

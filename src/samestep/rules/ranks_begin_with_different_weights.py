@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from samestep.proof.script.edits import call_in
-from samestep.proof.script.places import LOADS, SEEDS, around, called, parameter
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import call_in
+from samestep.judge.places import LOADS, SEEDS, around, called, parameter
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, FORWARD, called, parameter
+from samestep.judge.places import BACKWARD, FORWARD, called, parameter
 from samestep.rules import Rule
 
 RULE = Rule(

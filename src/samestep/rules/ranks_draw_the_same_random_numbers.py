@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from samestep.proof.script.edits import call_in
-from samestep.proof.script.places import SEEDS
-from samestep.proof.script.suggested_patches import RANK_NOW, Script
+from samestep.judge.edits import call_in
+from samestep.judge.places import SEEDS
+from samestep.judge.suggested_patches import RANK_NOW, Script
 from samestep.rules import Rule
 
 

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import beside, called, decided_by_rank
-from samestep.proof.script.source import Source
+from samestep.judge.places import beside, called, decided_by_rank
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SEEDS, SHARING
+from samestep.judge.places import SEEDS, SHARING
 from samestep.rules import Rule
 
 RULE = Rule(

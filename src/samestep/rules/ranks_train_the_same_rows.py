@@ -1,5 +1,5 @@
-from samestep.proof.script.places import OF_ONE_ORDER
-from samestep.proof.script.suggested_patches import share_one_order
+from samestep.judge.places import OF_ONE_ORDER
+from samestep.judge.suggested_patches import share_one_order
 from samestep.rules import Rule
 
 RULE = Rule(

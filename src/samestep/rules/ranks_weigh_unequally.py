@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, DIVIDES, OF_GRADIENTS, calling
+from samestep.judge.places import BACKWARD, DIVIDES, OF_GRADIENTS, calling
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.suggested_patches import RANK_NOW, Script
+from samestep.judge.suggested_patches import RANK_NOW, Script
 from samestep.rules import Rule
 
 

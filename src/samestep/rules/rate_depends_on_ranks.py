@@ -1,4 +1,4 @@
-from samestep.proof.script.suggested_patches import drop_the_ranks
+from samestep.judge.suggested_patches import drop_the_ranks
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.places import RATE_WRITES, called, decided_by_rank, flowing, written
-from samestep.proof.script.source import RANK
-from samestep.proof.script.source_search import calls
-from samestep.proof.script.suggested_patches import Script, unwrap_test_of_rank
+from samestep.judge.places import RATE_WRITES, called, decided_by_rank, flowing, written
+from samestep.judge.source import RANK
+from samestep.judge.source_search import calls
+from samestep.judge.suggested_patches import Script, unwrap_test_of_rank
 from samestep.rules import Rule
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from samestep.proof.script.places import BACKWARD, written
-from samestep.proof.script.source_search import synchronisation
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.places import BACKWARD, written
+from samestep.judge.source_search import synchronisation
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

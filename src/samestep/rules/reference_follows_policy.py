@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.places import called, written
-from samestep.proof.script.source_search import aliases
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.places import called, written
+from samestep.judge.source_search import aliases
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

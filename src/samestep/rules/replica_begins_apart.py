@@ -1,5 +1,5 @@
-from samestep.proof.script.places import DIVIDES, SEEDS, flowing, parameter
-from samestep.proof.script.source import RANK
+from samestep.judge.places import DIVIDES, SEEDS, flowing, parameter
+from samestep.judge.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FORWARD, SEEDS
+from samestep.judge.places import FORWARD, SEEDS
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_GRADIENTS, OF_RANKS, OF_WEIGHTS, STEP, parameter
+from samestep.judge.places import OF_GRADIENTS, OF_RANKS, OF_WEIGHTS, STEP, parameter
 from samestep.rules import Rule
 
 RULE = Rule(

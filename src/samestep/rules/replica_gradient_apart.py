@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, DIVIDES, FORWARD, parameter, planned
+from samestep.judge.places import BACKWARD, DIVIDES, FORWARD, parameter, planned
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FORWARD, SHARING, called
+from samestep.judge.places import FORWARD, SHARING, called
 from samestep.rules import Rule
 
 RULE = Rule(

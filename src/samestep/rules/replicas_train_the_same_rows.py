@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_ONE_ORDER
+from samestep.judge.places import OF_ONE_ORDER
 from samestep.rules import Rule
 
 RULE = Rule(

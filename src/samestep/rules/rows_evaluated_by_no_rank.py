@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from samestep.proof.script.edits import call_in, keyword
-from samestep.proof.script.places import evaluated
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import call_in, keyword
+from samestep.judge.places import evaluated
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import FORWARD, LOSS, beside, into
-from samestep.proof.script.source import Source
+from samestep.judge.places import FORWARD, LOSS, beside, into
+from samestep.judge.source import Source
 from samestep.rules import Rule
 
 RULE = Rule(

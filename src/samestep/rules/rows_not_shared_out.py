@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import call_in, keyword
-from samestep.proof.script.places import SEEDS, called
-from samestep.proof.script.suggested_patches import SAMPLER, Script, insert_set_epoch
+from samestep.judge.edits import call_in, keyword
+from samestep.judge.places import SEEDS, called
+from samestep.judge.suggested_patches import SAMPLER, Script, insert_set_epoch
 from samestep.rules import Rule
 
 

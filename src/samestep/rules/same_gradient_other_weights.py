@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_WEIGHTS, STEP, called
+from samestep.judge.places import OF_WEIGHTS, STEP, called
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from samestep.proof.script.suggested_patches import Script, move_statement
+from samestep.judge.suggested_patches import Script, move_statement
 from samestep.rules import Rule
 
 

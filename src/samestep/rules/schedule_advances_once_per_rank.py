@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import ast
 
-from samestep.proof.script.edits import is_ranks
-from samestep.proof.script.suggested_patches import Script
+from samestep.judge.edits import is_ranks
+from samestep.judge.suggested_patches import Script
 from samestep.rules import Rule
 
 

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import called, epochs
-from samestep.proof.script.suggested_patches import pass_the_epoch
+from samestep.judge.places import called, epochs
+from samestep.judge.suggested_patches import pass_the_epoch
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import called, epochs
+from samestep.judge.places import called, epochs
 from samestep.rules import Rule
 
 RULE = Rule(

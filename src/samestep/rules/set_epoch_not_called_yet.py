@@ -1,4 +1,4 @@
-from samestep.proof.script.suggested_patches import call_set_epoch
+from samestep.judge.suggested_patches import call_set_epoch
 from samestep.rules import Rule
 
 RULE = Rule(

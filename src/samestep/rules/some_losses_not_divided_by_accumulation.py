@@ -1,4 +1,4 @@
-from samestep.proof.script.places import BACKWARD, FORWARD, into
+from samestep.judge.places import BACKWARD, FORWARD, into
 from samestep.rules import Rule
 
 RULE = Rule(

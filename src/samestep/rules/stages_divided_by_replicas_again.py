@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_GRADIENTS, REDUCTION, SCHEDULE
+from samestep.judge.places import OF_GRADIENTS, REDUCTION, SCHEDULE
 from samestep.rules import Rule
 
 RULE = Rule(

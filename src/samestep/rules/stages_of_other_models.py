@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SEEDS, STAGE, parameter
+from samestep.judge.places import SEEDS, STAGE, parameter
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import SHARING
+from samestep.judge.places import SHARING
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,5 +1,5 @@
-from samestep.proof.script.places import RATE_WRITES, called, flowing
-from samestep.proof.script.source import RANK
+from samestep.judge.places import RATE_WRITES, called, flowing
+from samestep.judge.source import RANK
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import AVERAGES, BACKWARD
+from samestep.judge.places import AVERAGES, BACKWARD
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import LOSS, TARGETS
+from samestep.judge.places import LOSS, TARGETS
 from samestep.rules import Rule
 
 RULE = Rule(

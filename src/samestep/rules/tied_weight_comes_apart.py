@@ -1,4 +1,4 @@
-from samestep.proof.script.places import OF_WEIGHTS, parameter, tied
+from samestep.judge.places import OF_WEIGHTS, parameter, tied
 from samestep.rules import Rule
 
 RULE = Rule(

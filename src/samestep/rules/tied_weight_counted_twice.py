@@ -1,4 +1,4 @@
-from samestep.proof.script.places import LAST_CHANGES, READS
+from samestep.judge.places import LAST_CHANGES, READS
 from samestep.rules import Rule
 
 RULE = Rule(

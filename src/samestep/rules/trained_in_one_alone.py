@@ -1,4 +1,4 @@
-from samestep.proof.script.places import FREEZES, parameter
+from samestep.judge.places import FREEZES, parameter
 from samestep.rules import Rule
 
 RULE = Rule(

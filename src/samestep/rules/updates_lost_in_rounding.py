@@ -1,4 +1,4 @@
-from samestep.proof.script.places import called, into
+from samestep.judge.places import called, into
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-from samestep.proof.script.places import DECAY_WRITES, STEP, called, flowing
+from samestep.judge.places import DECAY_WRITES, STEP, called, flowing
 from samestep.rules import Rule
 
 RULE = Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.faults.fault import Fault
 
-CONTEXT, ATTENTION, BLOCKS = "engines/context.py", "rank/sequence_attention.py", "rank/sequence_blocks.py"
+CONTEXT, ATTENTION, BLOCKS = "engines/context.py", "parallel/sequence_attention.py", "parallel/sequence_blocks.py"
 JOBS, MESH = ("sequences",), "data=2,sequence=2"
 GRADIENT = ("first gradient",)
 WRONG = ("first gradient", "loss")  # the forward pass is another one

@@ -7,7 +7,7 @@ from textwrap import indent
 from mutations.faults.fault import Fault
 from mutations.faults.tensor import REPLICAS
 
-EXPERT, EXCHANGE, SHARDS = "engines/expert.py", "rank/expert_exchange.py", "rank/shards.py"
+EXPERT, EXCHANGE, SHARDS = "engines/expert.py", "parallel/expert_exchange.py", "rank/shards.py"
 JOBS, MESH = ("experts",), "data=2,expert=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 DIVIDE = "                divide_gradients(owned, experts.size())\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutations.faults.fault import Fault
 from mutations.faults.tensor import COLUMNS, UNREDUCED
 
-FSDP, SPLIT, JOBS = "engines/fsdp.py", "rank/tensor_parallel.py", ("heads",)
+FSDP, SPLIT, JOBS = "engines/fsdp.py", "parallel/tensor_parallel.py", ("heads",)
 COPIES, DIVIDED = "data=2,shard=2", "shard=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 STEP = "                optimizer.step()\n"

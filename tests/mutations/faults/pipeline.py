@@ -7,8 +7,8 @@ from dataclasses import replace
 from mutations.faults.fault import Fault
 from mutations.faults.tensor import REPLICAS
 
-PIPELINE, STAGES = "engines/pipeline.py", "rank/pipeline_stages.py"
-SHARDS = "rank/sharded_stages.py"
+PIPELINE, STAGES = "engines/pipeline.py", "parallel/pipeline_stages.py"
+SHARDS = "parallel/sharded_stages.py"
 JOBS, MESH, SHARDED = ("deep",), "data=2,stage=2", "stage=2,shard=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.faults.fault import Fault
 
-TENSOR, SPLIT, REPLICAS = "engines/tensor.py", "rank/tensor_parallel.py", "rank/replica_gradients.py"
+TENSOR, SPLIT, REPLICAS = "engines/tensor.py", "parallel/tensor_parallel.py", "parallel/replica_gradients.py"
 JOBS, MESH = ("heads",), "data=2,tensor=2"
 GRADIENT, LOSS = ("first gradient",), ("loss",)
 AVERAGE = '                average_gradients(model.parameters(), ranks["data"].get_group())\n'
@@ -111,7 +111,7 @@ FAULTS_FUSED = (
         jobs=FUSED,
     ),
 )
-CHUNKS = "rank/sequence_parallel.py"
+CHUNKS = "parallel/sequence_parallel.py"
 SUM = "                    sequence.sum_gradients()\n"
 ADD_UP = "                dist.all_reduce(block_of(gradient), group=self._mesh.get_group())\n"
 SPLIT_CHUNK = "self._placed(tensor, Replicate()).redistribute(placements=[Shard(dim)]).to_local()"
@@ -201,7 +201,7 @@ FAULTS_OF_CHUNKS = (
         ("failed", *LOSS),
     ),
 )
-LOGITS = "rank/loss_parallel.py"
+LOGITS = "parallel/loss_parallel.py"
 CROSS_ENTROPY = "    loss: Any = cross_entropy(*arguments, **named)\n"
 GIVEN = "    given = SIGNATURE.bind(*arguments, **named).arguments\n"
 LOSS_OF_GIVEN = "    loss: Any = cross_entropy(**given)\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 from samestep.engine import Engine
 from samestep.job import Job
-from samestep.rank.stage_plan import StagePlan, ranks_of_stages, stage_plan
-from samestep.rank.tensor_plan import division_of
+from samestep.parallel.stage_plan import StagePlan, ranks_of_stages, stage_plan
+from samestep.parallel.tensor_plan import division_of
 from samestep.tasks.eject.literals import literal
 from samestep.world import World
 from samestep.world.mesh import Mesh

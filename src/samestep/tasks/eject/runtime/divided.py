@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from samestep.errors import UserError
 from samestep.job import Job
-from samestep.rank.tensor_parallel import split_by_plan
+from samestep.parallel.tensor_parallel import split_by_plan
 
 PLAN: dict[str, str] = {}  # layer -> how the ranks of a replica split it
 CHANGED: tuple[str, ...] = ()  # layers whose output the model changes in place

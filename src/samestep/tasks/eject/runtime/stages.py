@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samestep.job import Job
-from samestep.rank.stage_plan import Cut, StagePlan
+from samestep.parallel.stage_plan import Cut, StagePlan
 
 RANK_OF: list[int] = []  # of each stage, the place of the rank that has it
 CUTS: tuple[Cut, ...] = ()  # where the stages begin, but for the first one
