@@ -23,6 +23,8 @@ from samestep.rank.shards import is_shard
 from samestep.records.torch_collectives import TO_ALL, TorchCollective
 
 DEEPSPEED_SETTINGS = "deepspeed.runtime.config"
+# The first parameters of torch.distributed.init_process_group, which a script may give by their places.
+INIT_PROCESS_GROUP = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # the operations that torch's loss_parallel computes on pieces
 
 
@@ -50,6 +52,26 @@ def make_meshes_of_one_rank(hooks: Hooks, made: Callable[[list[int]], None] = la
     modules = [module for module in modules if getattr(module, "init_device_mesh", None) is init]
     hooks.attach(modules[0], "init_device_mesh", new_init, *modules[1:])
     hooks.attach(device_mesh.DeviceMesh, "__init__", new_make)
+
+
+def open_groups_of_one_rank(hooks: Hooks, ranks: int, refuse: Callable[[int], None]) -> None:
+    """Opens the process group of a script that says itself how many ranks there are with one rank, where the script
+    says as many as were recorded: other ranks never come.
+
+    ranks: how many were recorded. refuse: is called with another number.
+    """
+
+    def new_init(init: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(INIT_PROCESS_GROUP, args)) | kwargs
+        size = given.get("world_size", -1)
+        if size > 1:
+            if size != ranks:
+                refuse(size)
+            given |= {"world_size": 1, "rank": 0}
+        return init(**given)
+
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    hooks.attach(torch.distributed, "init_process_group", new_init, c10d)
 
 
 class WholeLosses(TorchFunctionMode):

@@ -37,6 +37,7 @@ from samestep.recorder.one_rank import (
     leave_losses_whole,
     make_groups_of_one_rank,
     make_meshes_of_one_rank,
+    open_groups_of_one_rank,
     tell_ranks,
 )
 from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
@@ -128,6 +129,7 @@ class ReplayPlayer:
             self.stop(why)
         hooks = self._recorder.hooks
         make_meshes_of_one_rank(hooks, self._one_rank.refuse_mesh if self._one_rank else lambda ranks: None)
+        open_groups_of_one_rank(hooks, self._plan.ranks, self._refuse_group)
         leave_losses_whole(hooks)
         allow_batches_of_all_ranks(hooks)
         if self.told_ranks > 1 and not self._one_rank:
@@ -153,6 +155,9 @@ class ReplayPlayer:
         """Sets the counters of forward passes back to zero, where the recording began anew."""
         self._forwards = self._events = self._draws = 0
         self._loaded.clear()
+
+    def _refuse_group(self, ranks: int) -> NoReturn:
+        self.stop(message("group_of_other_ranks", ranks=ranks))
 
     def stop(self, why: Message, needs_turns: bool = False) -> NoReturn:
         """Ends the replay: it cannot be judged."""
