@@ -267,5 +267,5 @@ def test_who_takes_one_optimizer_says_so() -> None:
     why = {"engine": "deepspeed", "phases": ["discriminator", "generator"], "others": ["ddp", "zero"]}
     assert refusal(engine_facts("deepspeed", 2), facts, ["ddp", "zero"]) == Message("engine_takes_one_optimizer", why)
     muon = {"generator": "Muon"}
-    unfit = refusal(engine_facts("fsdp", 2), replace(facts, phases=muon))
+    unfit = refusal(engine_facts("fsdp", 2), replace(facts, optimizer=replace(facts.optimizer, phases=muon)))
     assert unfit and (unfit.id, unfit.fields["optimizer"]) == ("engine_cannot_take_optimizer", "Muon")

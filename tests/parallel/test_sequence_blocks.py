@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 from mutations.jobs import sequences
 from samestep import Job, Recipe
 from samestep.errors import UserError
+from samestep.parallel import sequence_blocks
 from samestep.parallel.plan_trial import first_rows
 from samestep.parallel.sequence_blocks import Chunks, SequenceRank, attention, on_chunks, sequence_plan
-from samestep.rank import sequence_blocks
 
 LENGTH, WIDTH = 8, 12
 

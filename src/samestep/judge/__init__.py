@@ -14,7 +14,7 @@ from samestep.judge.coefficients import with_one_process, without_coefficients
 from samestep.judge.evaluation import evaluation
 from samestep.judge.findings import Ranks, differs
 from samestep.judge.frozen_weights import untrained, with_effects
-from samestep.judge.gradients import gradient
+from samestep.judge.gradients import changed_alike, gradient
 from samestep.judge.layout import ByHand, Layout, TensorLayout, has_loss
 from samestep.judge.pipelines import pipeline_findings
 from samestep.judge.places import Sources
@@ -124,7 +124,7 @@ def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
     if layout.kind == "other shapes":
         said = message("ranks_hold_other_shapes", parameter=layout.other_shape)
         return [*(Finding(question, "unknown", said) for question in OF_HAND), rates(ranks), schedule(ranks)]
-    findings = _replica_findings(ranks, record)
+    findings = [changed_alike(finding, ranks, record) for finding in _replica_findings(ranks, record)]
     return _unknown_by_hand(findings, layout.pieces) if layout.kind == "by hand" else findings
 
 
@@ -231,7 +231,8 @@ def _divided_findings(ranks: Ranks, layout: TensorLayout, record: Record) -> lis
         if finding.question in within:
             findings.append(within.pop(finding.question))
             continue
-        finding = _with_global_rank(of_layout(finding, ranks, layout, of_all, replicas), replicas)
+        finding = changed_alike(of_layout(finding, ranks, layout, of_all, replicas), replicas, of_all)
+        finding = _with_global_rank(finding, replicas)
         findings.append(with_replicas(finding, ranks, layout))
     findings = [rates(ranks) if finding.question == "rate" else finding for finding in findings]
     # Other rows give other gradients and weights: these are no findings of their own.

@@ -40,8 +40,7 @@ def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
     if replayed != "right":
         return finding
     if finding.message.id == "gradients_changed_alike" and finding.question == "gradient":
-        steps = finding.message.fields["steps"]
-        return Finding(finding.question, "right", message("gradients_changed_as_in_one_process", steps=steps))
+        return Finding(finding.question, "right", message("gradients_changed_as_in_one_process"))
     if finding.answer != "differs" or finding.message.id not in OF_RANKS:
         return finding
     return Finding(finding.question, "right", message("one_process_has_the_factor", warning=finding.message))

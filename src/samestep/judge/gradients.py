@@ -35,7 +35,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if not several and all(step.cleared for step in ranks[0].steps):
         return [_cleared(ranks)]
     worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
-    by_optimizer = clipped = by_numbers = changed = 0
+    by_optimizer = clipped = by_numbers = 0
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
@@ -65,10 +65,6 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
             scales.append(Finding("loss weight", "unknown", message("gradients_weighed_by_numbers")))
             continue
         finding = _reduction(gradients, ranks, step, before, weights)
-        if finding and finding.message.id == NO_KNOWN_MISTAKE and gradients.are_alike():
-            changed += 1
-            scales.append(Finding("loss weight", "unknown", message("changed_by_own_code")))
-            continue
         if finding and several and not gradients.are_own() and finding.message.id != NOT_CLEARED:
             shared = message("optimizers_share_a_backward", cause=finding.message)
             finding = Finding("gradient", "unknown", shared)
@@ -93,8 +89,6 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if by_optimizer:
         said = message("gradients_are_reduced_by_the_optimizer", steps=by_optimizer)
     right = Finding("gradient", "right", said)
-    if changed:
-        right = Finding("gradient", "unknown", message("gradients_changed_alike", steps=changed))
     wrong = [scale for scale in scales if scale.answer == "differs"]
     if wrong:
         # The gravest mistake is told; of the steps that have it the first one.
@@ -103,6 +97,17 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if _scaled_by_step(scales):
         return [right, Finding("loss weight", "unknown", message("scaled_by_own_code"))]
     return [right, next((scale for scale in reversed(scales) if scale.answer != "right"), scales[-1])]
+
+
+def changed_alike(finding: Finding, ranks: Ranks, record: Record) -> Finding:
+    """Returns a finding about gradients; where no known mistake explains them, and all ranks have the same, unknown:
+    what the script's own code makes of the mean is right where one process makes the same of it."""
+    if finding.message.id != NO_KNOWN_MISTAKE or finding.divergence is None or finding.divergence.step is None:
+        return finding
+    step = finding.divergence.step
+    if not StepGradients.read(record, ranks, step).are_alike():
+        return finding
+    return Finding(finding.question, "unknown", message("gradients_changed_alike", step=step))
 
 
 def _scaled_by_step(scales: Sequence[Finding]) -> bool:

@@ -19,7 +19,6 @@ REMEDIES: Mapping[str, Message] = {
     "rows_left_out_by_the_sampler": message("remedy_distributed_sampler"),
     "sharding_not_judged": message("remedy_fsdp2"),
     "layers_divided_by_hand": message("remedy_dtensors"),
-    "changed_by_own_code": REPLAY,
     "clipped_by_own_code": REPLAY,
     "gradients_changed_alike": REPLAY,
     "gradients_weighed_by_numbers": REPLAY,

@@ -7,13 +7,9 @@ RULE = Rule(
     zh="没有任何 rank 建立进程组：{ranks} 个进程各自训练自己的模型，与单进程相同。请调用 torch.distributed.init_process_group()，并确认脚本读取的是启动器所设置的环境变量（torchrun：RANK、WORLD_SIZE、LOCAL_RANK）",
     lines=(written(lambda source: calls(source, "init_process_group")), FORWARD),
     broken="""
-world = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
-if world > 1:
-    dist.init_process_group("gloo")
+dist.init_process_group("gloo") if "SLURM_PROCID" in os.environ else None
 """,
     right="""
-world = int(os.environ.get("WORLD_SIZE", 1))
-if world > 1:
-    dist.init_process_group("gloo")
+dist.init_process_group("gloo")
 """,
 )
