@@ -113,6 +113,29 @@ def test_a_norm_that_one_process_has_counts_in_place_of_that_of_the_records(tmp_
     ]
 
 
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [((0.2, 0.2), "clipped_by_the_whole_norm"), ((0.2, 0.7), "clipped_by_another_norm")],
+    ids=["one norm", "a norm for each call"],
+)
+def test_a_stage_that_is_clipped_by_two_calls_is_judged_by_the_norm_of_one_process(
+    factors: tuple[float, float], said: str, tmp_path: Path
+) -> None:
+    """As where a rank has two stages, or two groups of parameters."""
+    (first, _) = clipped(tmp_path, (0.2, 0.2))
+    gradients = {"0.weight": np.full(4, 2.0), "1.weight": np.full(4, 1.5)}
+    arrays = {f"unclipped {name}": array for name, array in gradients.items()}
+    arrays |= {f"taken {name}": array * factor for (name, array), factor in zip(gradients.items(), factors)}
+    write_arrays(tmp_path / "rank0.step0.npz", arrays)
+    twice = replace(first, steps=[replace(first.steps[0], clips=2 * [ClipRecord(1, 1, 2, 1.0)])])
+    finding = clipped_together([[twice]], Record(tmp_path), {0: 5.0})
+    assert finding and finding.message.id == said
+    assert clipped_together([[twice]], Record(tmp_path)) is None
+    # Some parameters are left out, as they may be on purpose.
+    in_part = replace(twice, steps=[replace(twice.steps[0], clips=[ClipRecord(1, 1, 2, 1.0)])])
+    assert clipped_together([[in_part]], Record(tmp_path), {0: 5.0}) is None
+
+
 def test_a_tied_parameter_counts_once_or_on_each_stage(tmp_path: Path) -> None:
     ranks = clipped(tmp_path, (0.5, 0.5))
     for number in range(2):

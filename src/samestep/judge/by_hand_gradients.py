@@ -63,7 +63,7 @@ def replayed_gradients(
                 yield finding
             yield step
 
-    finding, distance = first_difference(steps(), coarser_of(ranks))
+    finding, distance = first_difference(steps())
     if finding:
         return [finding]
     fed = message("fed_as_one")
@@ -123,8 +123,12 @@ class _PartsStep:
     def not_judged(self) -> Message | None:
         return None
 
-    def gradient_finding(self, cause: Message | None) -> Finding:
-        compared, cause = self.before, cause or self._cause()
+    @property
+    def rounding(self) -> float:
+        return self.before.worst
+
+    def gradient_finding(self, *, came_apart: bool) -> Finding:
+        compared, cause = self.before, self._cause()
         if cause.id in UNKNOWN:
             return Finding(GRADIENT, "unknown", cause)
         holder = compared.apart[0]

@@ -20,7 +20,7 @@ from samestep.judge.step_gradients import (
 from samestep.message import Message, message
 from samestep.records.findings import Finding, Question
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipRecord, ScriptRecord, StepRecord, of_kind
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipRecord, StepRecord, of_kind
 
 
 def clipping(ranks: Ranks, record: Record) -> Finding:
@@ -100,26 +100,30 @@ def clipped_together(
     """Answers 'clipping' of stages that torch's functions clip by a norm, which is to be that of all stages. None where
     no step is clipped so on each stage.
 
-    norms: step -> the norm of all stages, as one process has it; None: what the stages have recorded says it.
+    norms: step -> the norm of all stages, as one process has it: each parameter shows it, however many calls clip a
+    stage; None: what the stages have recorded says it.
     """
     limits, reached, close = list[float](), 0, CLIPPED_APART * coarser_of(stages[0])
     ranks = [*{rank.rank: rank for stage in stages for rank in stage}.values()]
     for step in common_steps(ranks):
-        known = _factors(ranks, record, step)
+        limit = _limit(ranks, step)
+        if limit is None or (norms is not None and step not in norms):
+            continue
+        whole_norm = None if norms is None else norms[step]
+        wanted = None if whole_norm is None else clipping_factor(limit, whole_norm)
+        known = _factors(ranks, record, step, wanted)
         if known is None:
             continue
-        limits.append(next(clip.limit or 0.0 for rank in ranks for clip in rank.steps[step].clips))
-        reached += min(known) < 1 - CLIPPED_APART_BY_SUMS
-        apart = _first_apart(known, close)
+        limits.append(limit)
+        reached += min(known.values()) < 1 - CLIPPED_APART_BY_SUMS
+        first, *_ = known.values()
+        apart = next((rank for rank, factor in known.items() if _are_apart(factor, first, close)), None)
         if apart is not None:
-            cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known])
-            return _another_factor(cause, step, ranks[apart], known[0], known[apart])
-        if norms is None:
-            wanted = _factor_of_all(stages, record, step, limits[-1])
-        else:
-            wanted = clipping_factor(limits[-1], norms[step]) if step in norms else None
-        if wanted is not None and _are_apart(known[0], wanted, CLIPPED_APART_BY_SUMS):
-            return _another_factor(message("clipped_by_another_norm"), step, ranks[0], wanted, known[0])
+            cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known.values()])
+            return _another_factor(cause, step, apart, first, known[apart])
+        wanted = wanted if norms is not None else _factor_of_all(stages, record, step, limit)
+        if wanted is not None and _are_apart(first, wanted, CLIPPED_APART_BY_SUMS):
+            return _another_factor(message("clipped_by_another_norm"), step, next(iter(known)), wanted, first)
     if not limits:
         return None
     if not reached:
@@ -134,54 +138,72 @@ def clipped_apart(layout: ByHand, axis: str, ranks: Ranks, record: Record) -> Fi
     for step in common_steps(ranks):
         for replica in layout.replicas:
             factors = _factors([ranks[rank] for rank in replica], record, step)
-            place = None if factors is None else _first_apart(factors, close)
-            if factors is None or place is None:
+            if factors is None:
                 continue
-            rounded = [round(factor, 4) for factor in factors]
+            first, *_ = factors.values()
+            rank = next((rank for rank, factor in factors.items() if _are_apart(factor, first, close)), None)
+            if rank is None:
+                continue
+            rounded = [round(factor, 4) for factor in factors.values()]
             cause = message("clipped_by_local_norms", axis=axis, factors=rounded)
-            quantity, (expected, found) = f"factor along {axis}", (factors[0], factors[place])
-            rank = replica[place]
-            return differs("clipping", quantity, cause, step=step, rank=rank, expected=expected, found=found)
+            quantity, found = f"factor along {axis}", factors[rank]
+            return differs("clipping", quantity, cause, step=step, rank=rank, expected=first, found=found)
     return None
 
 
-def _factors(ranks: Ranks, record: Record, step: int) -> list[float] | None:
-    """Returns by what clipping has multiplied each rank's gradients: 1 where a rank clips nothing beside others that
-    do. None where torch's function has not clipped all of them once, by a norm, on each rank that clips."""
-    if not any(rank.steps[step].clips for rank in ranks):
+def _limit(ranks: Ranks, step: int) -> float | None:
+    """Returns the limit of the norm to which a step is clipped; None where nothing is, or by values, or a rank's calls
+    have several limits."""
+    limits = [{clip.limit for clip in rank.steps[step].clips} for rank in ranks if rank.steps[step].clips]
+    if not limits or any(len(of_rank) > 1 or None in of_rank for of_rank in limits):
         return None
-    factors = [_factor(rank, record, step) if rank.steps[step].clips else 1.0 for rank in ranks]
-    known = [factor for factor in factors if factor is not None]
-    return known if len(known) == len(ranks) and all(_clips_whole_norm(rank.steps[step]) for rank in ranks) else None
+    return limits[0].pop()
 
 
-def _first_apart(factors: Sequence[float], close: float) -> int | None:
-    """Returns the place of the first factor that is another one than the first; None where all are one."""
-    return next((place for place, factor in enumerate(factors) if _are_apart(factor, factors[0], close)), None)
+def _factors(ranks: Ranks, record: Record, step: int, wanted: float | None = None) -> dict[int, float] | None:
+    """Returns rank -> by what clipping has multiplied its gradients: 1 where it clips nothing beside others that do. A
+    rank without gradients has none.
+
+    wanted: the factor that each parameter should have: that of the parameter which is furthest from it counts, and a
+    rank may clip by several calls. None: the factor is not known. Returns None where torch's function has not clipped
+    all gradients of a rank that clips, by a norm, and, without `wanted`, in one call.
+    """
+    factors = dict[int, float]()
+    for rank in ranks:
+        arrays, clips = record.arrays(STEP.format(step), rank.rank), rank.steps[step].clips
+        taken, before = of_kind(arrays, TAKEN), of_kind(arrays, UNCLIPPED)
+        if not any(norm(before.get(name, array)) for name, array in taken.items()):
+            continue
+        if not clips:
+            factors[rank.rank] = 1.0
+            continue
+        clipped = sum(clip.parameters for clip in clips)
+        is_whole = _clips_whole_norm(rank.steps[step]) or (wanted and clipped >= max(c.with_gradient for c in clips))
+        ratios = [norm(taken[name]) / norm(before[name]) for name in before if name in taken and norm(before[name])]
+        if not is_whole or not ratios:
+            return None
+        if wanted is None:
+            largest = max(before, key=lambda parameter: norm(before[parameter]))
+            factors[rank.rank] = norm(taken[largest]) / norm(before[largest])
+        else:
+            factors[rank.rank] = max(ratios, key=lambda ratio: abs(ratio / wanted - 1))
+    return factors if factors and any(rank.steps[step].clips for rank in ranks) else None
 
 
-def _another_factor(cause: Message, step: int, rank: ScriptRecord, expected: float, found: float) -> Finding:
+def _another_factor(cause: Message, step: int, rank: int, expected: float, found: float) -> Finding:
     quantity = "factor along stage"
-    return differs("clipping", quantity, cause, step=step, rank=rank.rank, expected=expected, found=found)
+    return differs("clipping", quantity, cause, step=step, rank=rank, expected=expected, found=found)
 
 
 def _clips_whole_norm(step: StepRecord) -> bool:
-    """Returns whether torch's function has clipped all of a rank's gradients once, by a norm, or nothing has."""
+    """Returns whether torch's function has clipped all of a rank's gradients once, by a norm."""
     by_norm = [clip for clip in step.clips if clip.limit is not None and clip.parameters >= clip.with_gradient]
-    return len(step.clips) == len(by_norm) <= 1
+    return len(step.clips) == len(by_norm) == 1
 
 
 def _are_apart(factor: float, wanted: float, close: float) -> bool:
     """Returns whether two factors are those of clippings by other norms."""
     return abs(factor - wanted) > close * abs(wanted)
-
-
-def _factor(rank: ScriptRecord, record: Record, step: int) -> float | None:
-    """Returns by what clipping has multiplied a rank's gradients; None where they were not clipped."""
-    arrays = record.arrays(STEP.format(step), rank.rank)
-    taken, before = of_kind(arrays, TAKEN), of_kind(arrays, UNCLIPPED)
-    name = max(before, key=lambda parameter: norm(before[parameter]), default="")
-    return norm(taken[name]) / norm(before[name]) if name in taken and norm(before[name]) else None
 
 
 def _factor_of_all(stages: Sequence[Ranks], record: Record, step: int, limit: float) -> float | None:

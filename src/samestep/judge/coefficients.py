@@ -37,10 +37,12 @@ def one_process_decides(findings: Sequence[Finding]) -> bool:
 def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
     """Returns a finding about gradients; where one process has the same gradient, the factor of a loss is the loss's
     own, and what the script does to the mean is right."""
+    if finding.message.id == "gradients_changed_alike" and replayed == "right":
+        return Finding(finding.question, "right", message("gradients_changed_as_in_one_process"))
+    if finding.message.id == "gradients_changed_alike" and replayed == "differs":
+        return Finding(finding.question, "unknown", message("gradients_changed_otherwise"))
     if replayed != "right":
         return finding
-    if finding.message.id == "gradients_changed_alike" and finding.question == "gradient":
-        return Finding(finding.question, "right", message("gradients_changed_as_in_one_process"))
     if finding.answer != "differs" or finding.message.id not in OF_RANKS:
         return finding
     return Finding(finding.question, "right", message("one_process_has_the_factor", warning=finding.message))

@@ -124,12 +124,18 @@ class GradientComparison:
 
     def not_finite(self, step: int) -> Message | None:
         """Returns which gradient is NaN or infinite, the wanted one or that of a rank; None where all are finite."""
+        if broken := self.wanted_not_finite(step):
+            return broken
         for rank, name in self.holders:
-            wanted, found = self.pair(rank, name)
-            if not np.isfinite(wanted).all():
-                return message("replayed_gradient_not_finite", parameter=name, step=step)
-            if not np.isfinite(found).all():
+            if not np.isfinite(self.pair(rank, name)[1]).all():
                 return message("gradient_of_rank_not_finite", parameter=name, rank=rank, step=step)
+        return None
+
+    def wanted_not_finite(self, step: int) -> Message | None:
+        """Returns which wanted gradient is NaN or infinite; None where all are finite."""
+        for rank, name in self.holders:
+            if not np.isfinite(self.wanted[rank][name]).all():
+                return message("replayed_gradient_not_finite", parameter=name, step=step)
         return None
 
     def factor(self, rank: int, name: str) -> float | None:
@@ -186,11 +192,16 @@ class StepAgainstOne(Protocol):
     def after(self) -> GradientComparison | None:
         """The gradients that the optimizer took. None: nothing has clipped them."""
 
+    @property
+    def rounding(self) -> float:
+        """How far the gradients are apart, as a distance of which it is asked whether rounding has grown to it."""
+
     def not_judged(self) -> Message | None:
         """Returns why a difference of the gradients before clipping tells nothing; None where it does."""
 
-    def gradient_finding(self, cause: Message | None) -> Finding:
-        """Returns the finding about gradients that are apart. cause: None where it is not known yet."""
+    def gradient_finding(self, *, came_apart: bool) -> Finding:
+        """Returns the finding about gradients that are apart. came_apart: whether those of steps before were further
+        apart than those of the first one, and within the bound of later steps."""
 
     def clipping_finding(self, after: GradientComparison) -> Finding:
         """Returns the finding about gradients that are apart since something has clipped them."""
@@ -202,21 +213,21 @@ def bound_of_step(coarser: float, *, is_later: bool) -> float:
     return (LATER_STEPS_APART if is_later else FIRST_STEP_APART) * coarser
 
 
-def first_difference(steps: Iterable[StepAgainstOne | Finding], coarser: float) -> tuple[Finding | None, float]:
+def first_difference(steps: Iterable[StepAgainstOne | Finding]) -> tuple[Finding | None, float]:
     """Compares the gradients of each step with those of one process, until one is another one.
 
-    steps: a finding in the place of a step says why it cannot be compared. coarser: as `coarser_of` returns it. Returns
-    (the finding; None where no gradient is another one, the distance of the first step's gradients).
+    steps: a finding in the place of a step says why it cannot be compared. Returns (the finding; None where no gradient
+    is another one, the distance of the first step's gradients).
     """
     distances, first = list[float](), 0.0
     for step in steps:
         if isinstance(step, Finding):
             return step, first
         before, after = step.before, step.after
-        if broken := before.not_finite(step.number) or (after and after.not_finite(step.number)):
+        if broken := before.not_finite(step.number) or (after and after.wanted_not_finite(step.number)):
             return Finding(GRADIENT, "unknown", broken), first
         first = first if distances else before.worst
-        distances.append(before.distance_of_all / coarser)
+        distances.append(step.rounding)
         if not before.apart and after and after.apart:
             return step.clipping_finding(after), first
         if not before.apart:
@@ -225,9 +236,8 @@ def first_difference(steps: Iterable[StepAgainstOne | Finding], coarser: float) 
             return Finding(GRADIENT, "unknown", why), first
         if grown := grown_rounding(distances, step.number):
             return grown, first
-        # The gradients were within the bound of later steps until now.
         came_apart = any(distance > FIRST_STEP_APART for distance in distances[1:-1])
-        return step.gradient_finding(message("steps_come_apart") if came_apart else None), first
+        return step.gradient_finding(came_apart=came_apart), first
     return None, first
 
 

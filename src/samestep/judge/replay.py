@@ -96,7 +96,7 @@ def _gradients(
 ) -> Finding:
     """Compares the gradients of each step, until one is another one. sizes: numbers of replicas, and of ranks."""
     steps = _steps(ranks, one_process, record, replay, sizes=sizes, in_turn=result.feed == "in turn")
-    finding, distance = first_difference(steps, coarser_of(ranks))
+    finding, distance = first_difference(steps)
     if finding:
         return finding
     fed = message("fed_by_rank") if result.feed == "by rank" else message("fed_as_one")
@@ -213,8 +213,13 @@ class _ReplayedStep:
             return message("scaler_skips_other_steps", step=self.number, recorded=recorded, replayed=replayed)
         return None
 
-    def gradient_finding(self, cause: Message | None) -> Finding:
-        return self._finding(self.before, "gradient against one process", cause or self._cause())
+    @property
+    def rounding(self) -> float:
+        return self.before.distance_of_all / coarser_of(self.ranks)
+
+    def gradient_finding(self, *, came_apart: bool) -> Finding:
+        cause = message("steps_come_apart") if came_apart else self._cause()
+        return self._finding(self.before, "gradient against one process", cause)
 
     def clipping_finding(self, after: GradientComparison) -> Finding:
         return self._finding(after, "clipped gradient against one process", message("clipping_depends_on_ranks"))
@@ -226,7 +231,7 @@ class _ReplayedStep:
     def _cause(self) -> Message:
         """Returns why the ranks' gradient is not that of one process."""
         if self._is_changed_otherwise():
-            return message("own_gradient_code_depends_on_ranks")
+            return message("gradient_changed_after_backward")
         cause = self._tried_cause()
         # Where other weights of the ranks give one process's gradient, gathers and negatives are not the cause.
         if not self.gradients.shares_in(self.replayed):
@@ -245,7 +250,8 @@ class _ReplayedStep:
         if {*mean} - {*self.computed}:
             return False
         computed = {name: self.computed[name] for name in mean}
-        return not replace(self.before, found={0: mean}, wanted={0: computed}).apart
+        comparison = replace(self.before, found={0: mean}, wanted={0: computed})
+        return len(comparison.distances) == len(mean) and not comparison.apart
 
     def _tried_cause(self) -> Message:
         """Returns the first mistake that was tried, and gives the ranks' gradient; else what is known of it."""

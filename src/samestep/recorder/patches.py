@@ -164,7 +164,7 @@ def patch_gathers(hooks: Hooks, before: Callable[[bool], None]) -> None:
     def new_gather(gather: Any, *args: Any, **kwargs: Any) -> Any:
         if not in_backward() and not called_by_torch():
             tensors = [leaf for leaf in known_leaves((args, kwargs)) if is_a(leaf, Tensor)]
-            has_gradient = any(tensor.requires_grad for tensor in tensors)
+            has_gradient = any(tensor.grad_fn is not None for tensor in tensors)
             if has_gradient or torch.is_grad_enabled():
                 before(has_gradient)
         return gather(*args, **kwargs)

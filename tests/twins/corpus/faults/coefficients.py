@@ -26,7 +26,7 @@ FAULTS = (
     ),
     Fault(
         "gradient_edits",
-        "own_gradient_code_depends_on_ranks",
+        "gradient_changed_after_backward",
         "p.grad.clamp(-0.05, 0.05)",
         "p.grad.clamp(-0.1 / world, 0.1 / world)",
         "return p.grad.clamp(-0.1 / world, 0.1 / world)",
@@ -36,7 +36,7 @@ FAULTS = (
     ),
     Fault(
         "gradient_edits",
-        "own_gradient_code_depends_on_ranks",
+        "gradient_changed_after_backward",
         "return p.grad + 0.01 * p",
         "return p.grad + 0.01 * world * p",
         "return p.grad + 0.01 * world * p",
