@@ -1,7 +1,7 @@
 """What samestep has to say, as a value: an id, and the figures, names and places that it is about.
 
-Its sentence is made in report/ alone, from the catalogues of report/sentences. Code that finds something out builds the
-value; tests and other programs read the value.
+Its sentence is made in report/ alone: of a mistake of a script from rules/ID.py, of all else from the catalogues of
+report/sentences. Code that finds something out builds the value; tests and other programs read the value.
 """
 
 from __future__ import annotations

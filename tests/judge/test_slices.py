@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from said import says
 from samestep.judge.findings import differs
-from samestep.judge.slices import _along_data
+from samestep.judge.same_pieces import _along_data
 from samestep.message import message
 
 

@@ -25,10 +25,10 @@ from samestep.commands.setup import check_rank_number
 from samestep.commands.user_sources import read_sources
 from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.judge import judge, with_coefficients, with_replay, with_sites
+from samestep.judge.against_one_process import not_replayed
 from samestep.judge.coefficients import one_process_decides
 from samestep.judge.first_module import OF_A_MODULE
 from samestep.judge.layout import Layout
-from samestep.judge.replay import not_replayed
 from samestep.judge.sites import files_of
 from samestep.judge.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.launch import Command, Machines, fork_client, supervise

@@ -9,11 +9,11 @@ from dataclasses import replace
 from samestep.commands.check_replay import Replayer, Run
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge import without_by_hand
+from samestep.judge.against_one_process import not_replayed
 from samestep.judge.by_hand import Division
 from samestep.judge.judge_by_hand import by_hand_findings, held_findings
 from samestep.judge.layout import ByHand, Layout
-from samestep.judge.replay import not_replayed
-from samestep.judge.slices import Unclipped, findings_along_data, unclipped_gradients
+from samestep.judge.same_pieces import Unclipped, findings_along_data, unclipped_gradients
 from samestep.message import Message, message
 from samestep.records.findings import CheckResults
 from samestep.records.record import Record

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from samestep.commands.working_copy import work_folder
 from samestep.errors import TrainingFailed, UserError
+from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
 from samestep.judge.first_module import with_module, with_places
 from samestep.judge.layout import ByHand, Layout, TensorLayout
-from samestep.judge.replay import judge_replay, not_replayed
 from samestep.judge.replica_causes import cause_within_replica
 from samestep.judge.replicas import of_one_replica
 from samestep.judge.warnings import leaves_training_mode

@@ -1,4 +1,18 @@
-"""Judges a user's script by the record of its ranks, without a reference. Pure functions; see docs/check.md."""
+"""Judges a user's script by the records of its ranks. Pure functions; see docs/check.md.
+
+`judge` asks each question of the ranks; `with_replay` adds what one process shows. Which file answers what:
+
+- what the ranks are to each other: layout; by_hand, of layers that a script divides itself
+- whole tensors of ranks that hold pieces: assembled (DTensors), same_pieces (by hand)
+- rows and their order: rows; first weights and weights after each step: updates, copies
+- the gradient, as a mean of the ranks' own: gradients, step_gradients, gradient_weights, loss_weight
+- the gradient, against one process: gradient_comparison, and what each layout knows of a difference:
+  against_one_process, by_hand_gradients, pipeline_gradients; the module where it begins: first_module
+- clipping: clipping; rates: updates, against_one_process; schedules: schedules, rate_factors
+- ranks of one replica: replicas, replica_causes (DTensors), judge_by_hand; stages: pipelines, pipeline_replay
+- two recordings, before and after a change: diff, diff_gradients, diff_weights, diff_settings
+- the line and the patch: places, sites, source, source_search, suggested_patches, edits
+"""
 
 from __future__ import annotations
 

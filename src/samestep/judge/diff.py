@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from samestep.bounds import ADDED_UP_APART, FIRST_STEP_APART
-from samestep.judge.compared_gradients import gradients
-from samestep.judge.compared_settings import clipping, order, precision, schedules, settings
-from samestep.judge.compared_weights import averages, buffers, is_seen_by_losses, weights
+from samestep.judge.diff_gradients import gradients
+from samestep.judge.diff_settings import clipping, order, precision, schedules, settings
+from samestep.judge.diff_weights import averages, buffers, is_seen_by_losses, weights
 from samestep.judge.findings import Ranks, common_steps, differs, digest
 from samestep.judge.fit import Array, norm
 from samestep.judge.matching import FROZEN, is_frozen

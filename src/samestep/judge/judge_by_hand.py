@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from samestep.judge.against_one_process import not_replayed, replayed_rates, replayed_weights
 from samestep.judge.beside_steps import randoms
 from samestep.judge.by_hand import Division, draw_apart
 from samestep.judge.by_hand_gradients import replayed_gradients
@@ -13,9 +14,8 @@ from samestep.judge.copies import Copies, CopiesApart, copies_apart, copies_drif
 from samestep.judge.evaluation import evaluation
 from samestep.judge.findings import Ranks, differs
 from samestep.judge.frozen_weights import untrained
-from samestep.judge.replay import not_replayed, replayed_rates, replayed_weights
 from samestep.judge.rows import order, other_rows_within, rows
-from samestep.judge.slices import Unclipped, loss_weights_of_slices
+from samestep.judge.same_pieces import Unclipped, loss_weights_of_slices
 from samestep.judge.step_gradients import coarser_of
 from samestep.judge.updates import rates, schedule, updates
 from samestep.message import message

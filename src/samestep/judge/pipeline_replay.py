@@ -20,11 +20,11 @@ from samestep.bounds import (
     TIMES_NEAR_OF_FACTOR,
     TOLD_APART,
 )
+from samestep.judge.against_one_process import not_replayed
 from samestep.judge.clipping import clipped_together
 from samestep.judge.findings import Ranks, common_steps, differs
 from samestep.judge.fit import count_in
 from samestep.judge.pipeline_gradients import Apart, PipelineGradients
-from samestep.judge.replay import not_replayed
 from samestep.judge.step_gradients import coarser_of
 from samestep.message import Message, message
 from samestep.records.findings import Finding

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from samestep.judge.against_one_process import not_replayed
 from samestep.judge.findings import Ranks, common_steps, differs, digest
 from samestep.judge.layout import PipelineLayout
 from samestep.judge.pipeline_replay import judge_pipeline_replay
-from samestep.judge.replay import not_replayed
 from samestep.judge.rows import batch_apart
 from samestep.message import message
 from samestep.records.files import read

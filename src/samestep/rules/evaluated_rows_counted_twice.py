@@ -17,7 +17,7 @@ def evaluate_each_row_once(script: Script) -> None:
 
 
 RULE = Rule(
-    en="{twice} of {rows} evaluated rows {twice:is|are} counted twice: the sampler repeats rows to give each rank an equal share of the evaluation, and the sums over the ranks include the repeated rows",
+    en="{twice} of {rows} evaluated rows {twice:is|are} counted twice: the sampler repeats rows to give each rank an equal share of the evaluation, and the sums over the ranks include the repeated rows, which cannot be left out of a sum again",
     zh="{rows} 个评估的数据行中有 {twice} 行被计算了两次：采样器把评估填充到各 rank 等长，随后把各 rank 的和相加，重复的行无法再去除",
     lines=(evaluated("loader"), evaluated("collective")),
     patch=evaluate_each_row_once,

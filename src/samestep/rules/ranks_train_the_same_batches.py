@@ -2,7 +2,7 @@ from samestep.judge.places import SEEDS, SHARING
 from samestep.rules import Rule
 
 RULE = Rule(
-    en="rank {rank} trains the same batches as rank 0, row for row, in the same step or the next one: the same seed chooses the rows on both, or the rows are not shared out",
+    en="rank {rank} trains the same batches as rank 0, row for row, in the same step or in a step beside it: the same seed chooses the rows on both, or the rows are not shared out",
     zh="rank {rank} 与 rank 0 在同一步或相邻的步里训练逐行相同的 batch：两者用同一个种子选取样本，或样本没有按 rank 划分",
     lines=(SEEDS, *SHARING),
     broken="""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from judge.test_script import NAMES, SIZE, STEPS, judged
+from samestep.judge.against_one_process import falls_from_a_multiple, is_ahead, is_stretched, judge_replay
 from samestep.judge.gradient_comparison import grown_rounding
-from samestep.judge.replay import falls_from_a_multiple, is_ahead, is_stretched, judge_replay
 from samestep.message import message
 from samestep.records.files import read
 from samestep.records.findings import Finding
