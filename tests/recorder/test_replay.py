@@ -205,3 +205,13 @@ def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     assert results.arguments == ["--lr", "0.2"] and answers(results)["replayed weights"] == "right"
     done = samestep("check", "--nproc", "3", "--out", str(tmp_path / "out3"), "--", *torchrun, cwd=tmp_path)
     assert done.returncode == 2 and "--nproc 2" in done.stderr
+
+
+def test_a_group_of_ranks_that_never_come_is_refused(tmp_path: Path) -> None:
+    """As of torch.cuda.device_count(): a replay would wait for them for half an hour."""
+    opened = 'dist.init_process_group("gloo"'
+    given = f'{opened}, world_size=2, rank=int(__import__("os").environ["RANK"])'
+    results = checked(text_of("ddp", Edit(opened, given)), tmp_path, "--steps", "2")
+    last = results.findings[-1]
+    assert (results.answer, last.question, last.answer) == ("right", "replay", "unknown")
+    assert last.message.fields["why"].id == "group_of_other_ranks"

@@ -24,7 +24,7 @@ from samestep.records.torch_collectives import TO_ALL, TorchCollective
 
 DEEPSPEED_SETTINGS = "deepspeed.runtime.config"
 # The first parameters of torch.distributed.init_process_group, which a script may give by their places.
-INIT_PROCESS_GROUP = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name")
+INIT_PROCESS_GROUP = ("backend", "init_method", "timeout", "world_size")
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # the operations that torch's loss_parallel computes on pieces
 
 
@@ -54,21 +54,15 @@ def make_meshes_of_one_rank(hooks: Hooks, made: Callable[[list[int]], None] = la
     hooks.attach(device_mesh.DeviceMesh, "__init__", new_make)
 
 
-def open_groups_of_one_rank(hooks: Hooks, ranks: int, refuse: Callable[[int], None]) -> None:
-    """Opens the process group of a script that says itself how many ranks there are with one rank, where the script
-    says as many as were recorded: other ranks never come.
-
-    ranks: how many were recorded. refuse: is called with another number.
-    """
+def refuse_groups_of_several(hooks: Hooks, refuse: Callable[[int], None]) -> None:
+    """Calls refuse(ranks) where the script opens a process group of as many ranks as it says itself: in one process it
+    would wait for others that never come, and its numbers would be those of several ranks."""
 
     def new_init(init: Any, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(INIT_PROCESS_GROUP, args)) | kwargs
-        size = given.get("world_size", -1)
-        if size > 1:
-            if size != ranks:
-                refuse(size)
-            given |= {"world_size": 1, "rank": 0}
-        return init(**given)
+        ranks = (dict(zip(INIT_PROCESS_GROUP, args)) | kwargs).get("world_size", -1)
+        if ranks > 1:
+            refuse(ranks)
+        return init(*args, **kwargs)
 
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     hooks.attach(torch.distributed, "init_process_group", new_init, c10d)

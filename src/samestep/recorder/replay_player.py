@@ -37,7 +37,7 @@ from samestep.recorder.one_rank import (
     leave_losses_whole,
     make_groups_of_one_rank,
     make_meshes_of_one_rank,
-    open_groups_of_one_rank,
+    refuse_groups_of_several,
     tell_ranks,
 )
 from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
@@ -129,7 +129,7 @@ class ReplayPlayer:
             self.stop(why)
         hooks = self._recorder.hooks
         make_meshes_of_one_rank(hooks, self._one_rank.refuse_mesh if self._one_rank else lambda ranks: None)
-        open_groups_of_one_rank(hooks, self._plan.ranks, self._refuse_group)
+        refuse_groups_of_several(hooks, self._refuse_group)
         leave_losses_whole(hooks)
         allow_batches_of_all_ranks(hooks)
         if self.told_ranks > 1 and not self._one_rank:
