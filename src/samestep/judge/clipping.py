@@ -109,19 +109,19 @@ def clipped_together(
         limit = _limit(ranks, step)
         if limit is None or (norms is not None and step not in norms):
             continue
-        whole_norm = None if norms is None else norms[step]
-        wanted = None if whole_norm is None else clipping_factor(limit, whole_norm)
+        wanted = None if norms is None else clipping_factor(limit, norms[step])
         known = _factors(ranks, record, step, wanted)
         if known is None:
             continue
         limits.append(limit)
         reached += min(known.values()) < 1 - CLIPPED_APART_BY_SUMS
         first, *_ = known.values()
-        apart = next((rank for rank, factor in known.items() if _are_apart(factor, first, close)), None)
+        apart = _first_apart(known, close)
         if apart is not None:
             cause = message("clipped_by_stage_norms", factors=[round(factor, 4) for factor in known.values()])
             return _another_factor(cause, step, apart, first, known[apart])
-        wanted = wanted if norms is not None else _factor_of_all(stages, record, step, limit)
+        if norms is None:
+            wanted = _factor_of_all(stages, record, step, limit)
         if wanted is not None and _are_apart(first, wanted, CLIPPED_APART_BY_SUMS):
             return _another_factor(message("clipped_by_another_norm"), step, next(iter(known)), wanted, first)
     if not limits:
@@ -138,12 +138,10 @@ def clipped_apart(layout: ByHand, axis: str, ranks: Ranks, record: Record) -> Fi
     for step in common_steps(ranks):
         for replica in layout.replicas:
             factors = _factors([ranks[rank] for rank in replica], record, step)
-            if factors is None:
+            rank = None if factors is None else _first_apart(factors, close)
+            if factors is None or rank is None:
                 continue
             first, *_ = factors.values()
-            rank = next((rank for rank, factor in factors.items() if _are_apart(factor, first, close)), None)
-            if rank is None:
-                continue
             rounded = [round(factor, 4) for factor in factors.values()]
             cause = message("clipped_by_local_norms", axis=axis, factors=rounded)
             quantity, found = f"factor along {axis}", factors[rank]
@@ -177,8 +175,8 @@ def _factors(ranks: Ranks, record: Record, step: int, wanted: float | None = Non
         if not clips:
             factors[rank.rank] = 1.0
             continue
-        clipped = sum(clip.parameters for clip in clips)
-        is_whole = _clips_whole_norm(rank.steps[step]) or (wanted and clipped >= max(c.with_gradient for c in clips))
+        in_calls = sum(clip.parameters for clip in clips) >= max(clip.with_gradient for clip in clips)
+        is_whole = _clips_whole_norm(rank.steps[step]) or (wanted is not None and in_calls)
         ratios = [norm(taken[name]) / norm(before[name]) for name in before if name in taken and norm(before[name])]
         if not is_whole or not ratios:
             return None
@@ -188,6 +186,12 @@ def _factors(ranks: Ranks, record: Record, step: int, wanted: float | None = Non
         else:
             factors[rank.rank] = max(ratios, key=lambda ratio: abs(ratio / wanted - 1))
     return factors if factors and any(rank.steps[step].clips for rank in ranks) else None
+
+
+def _first_apart(factors: Mapping[int, float], close: float) -> int | None:
+    """Returns the first rank with another factor than the first one's; None where all are one."""
+    first, *_ = factors.values()
+    return next((rank for rank, factor in factors.items() if _are_apart(factor, first, close)), None)
 
 
 def _another_factor(cause: Message, step: int, rank: int, expected: float, found: float) -> Finding:

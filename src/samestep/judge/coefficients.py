@@ -41,9 +41,7 @@ def with_one_process(finding: Finding, replayed: Answer | None) -> Finding:
         return Finding(finding.question, "right", message("gradients_changed_as_in_one_process"))
     if finding.message.id == "gradients_changed_alike" and replayed == "differs":
         return Finding(finding.question, "unknown", message("gradients_changed_otherwise"))
-    if replayed != "right":
-        return finding
-    if finding.answer != "differs" or finding.message.id not in OF_RANKS:
+    if finding.answer != "differs" or finding.message.id not in OF_RANKS or replayed != "right":
         return finding
     return Finding(finding.question, "right", message("one_process_has_the_factor", warning=finding.message))
 

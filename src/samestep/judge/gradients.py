@@ -21,8 +21,8 @@ OF_ONE_RANK = ("broadcast", "scatter", "barrier")  # collectives that send one r
 FEW = 4  # elements a step: of losses and counts that a script prints
 UNKNOWN_FACTOR = "losses_have_an_unknown_factor"
 NOT_CLEARED = "gradients_never_cleared"
-# Findings that a layout of the ranks, or a communication hook, may explain more closely.
 NO_KNOWN_MISTAKE = "gradient_of_no_known_mistake"
+# Findings that a layout of the ranks, or a communication hook, may explain more closely.
 UNEXPLAINED = {NO_KNOWN_MISTAKE, *OF_WEIGHTS}
 
 

@@ -37,10 +37,9 @@ QUESTIONS = ("gradient", "loss weight", "clipping")
 
 
 def judge_pipeline_replay(
-    chain: PipelineReplayRecord, stages: Sequence[Ranks], record: Record, played: Record
+    chain: PipelineReplayRecord, ranks: Ranks, stages: Sequence[Ranks], *, record: Record, played: Record
 ) -> list[Finding]:
     """Compares the gradients of each step with the chain's. stages: the ranks that hold the same stages."""
-    ranks = sorted((rank for stage in stages for rank in stage), key=lambda rank: rank.rank)
     if why := chain.why_not or _another_loss(chain, ranks):
         return [Finding("gradient", "unknown", message("not_replayed", why=why)), not_replayed(why)]
     close, factors, last = FIRST_STEP_APART * coarser_of(ranks), list[Factors](), list[PipelineGradients]()
@@ -60,7 +59,7 @@ def judge_pipeline_replay(
         last = [gradients]
     if not any(factors):
         return [Finding("gradient", "unknown", message("no_gradient_seen"))]
-    return [_right_gradient(chain, len(factors)), *_scales(chain, stages, record, factors)]
+    return [_right_gradient(chain, len(factors)), *_scales(chain, ranks, stages, record=record, factors=factors)]
 
 
 def _another_loss(chain: PipelineReplayRecord, ranks: Ranks) -> Message | None:
@@ -102,10 +101,9 @@ def _apart(apart: Apart, step: int, chain: PipelineReplayRecord) -> Finding:
 
 
 def _scales(
-    chain: PipelineReplayRecord, stages: Sequence[Ranks], record: Record, factors: Sequence[Factors]
+    chain: PipelineReplayRecord, ranks: Ranks, stages: Sequence[Ranks], *, record: Record, factors: Sequence[Factors]
 ) -> list[Finding]:
     """Judges by what the stages' gradients are scaled: the loss's weight, or a clipping that the script does itself."""
-    ranks = [rank for stage in stages for rank in stage]
     first = next(of_step for of_step in factors if of_step)
     clipped = any(
         _are_apart(of_step) or abs(_first(of_step) / _first(first) - 1) > QUOTIENTS_TOLD_APART
@@ -132,9 +130,11 @@ def _scales(
         said = message("stages_scaled_later", step=step, factor=_first(factors[step]))
         return [_weight_of_one(chain), Finding("clipping", "unknown", said)]
     norms = {number: abs(factor) * step.norm for number, step in enumerate(chain.steps)}
-    clipping = clipped_together(stages, record, norms) or Finding("clipping", "right", message("nothing_is_clipped"))
-    if clipping.message.id == "nothing_is_clipped" and any(step.clips for rank in ranks for step in rank.steps):
+    clipping = clipped_together(stages, record, norms)
+    if clipping is None and any(step.clips for rank in ranks for step in rank.steps):
         clipping = Finding("clipping", "unknown", message("clipped_by_no_one_norm"))
+    elif clipping is None:
+        clipping = Finding("clipping", "right", message("nothing_is_clipped"))
     findings = [_weight_of_one(chain), clipping, _one_process(chain, factors)]
     return [*findings, *_unequal(chain, ranks)]
 

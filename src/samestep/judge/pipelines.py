@@ -40,9 +40,8 @@ def pipeline_findings(
     if layout.missing or not path.exists():
         of_chain = [not_replayed(layout.missing or message("chain_was_not_played"))]
     else:
-        of_chain = judge_pipeline_replay(
-            read(PipelineReplayRecord, path), stages, record, Record(record.folder / CHAIN_FOLDER)
-        )
+        chain, played = read(PipelineReplayRecord, path), Record(record.folder / CHAIN_FOLDER)
+        of_chain = judge_pipeline_replay(chain, ranks, stages, record=record, played=played)
         findings = [finding for finding in findings if finding.question not in OF_THE_CHAIN]
     merged = []
     for finding in findings:

@@ -522,7 +522,8 @@ class Recorder:
             name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
         }
         window, self.window = self.window, Window()
-        self._may_communicate = self._may_communicate or may_communicate(self.parameters.by_name.values())
+        if self._world.size > 1 and not self._may_communicate:
+            self._may_communicate = may_communicate(self.parameters.by_name.values())
         weights, moved = self.parameters.after_step()
         if not self.steps:
             self._untrained.add_copies(self.parameters.by_name)
