@@ -77,6 +77,9 @@ TOLD_APART = 1e-3
 # Gap: the quotient of two factors, each of which is known to TOLD_APART; and norms of the whole gradient of several
 # steps, against the largest one.
 QUOTIENTS_TOLD_APART, NORMS_TOLD_APART = 4e-3, 1e-2
+# Gap: of a number that is reported of an evaluation, beside one unit of its last digit. Healthy ones have some 1e-6, a
+# mean of AUROCs of 16 rows on each rank 2e-3.
+REPORTED_APART = 1e-3
 # Gap: of a step's largest gradient. A smaller one is rounding of zero, as of a bias before BatchNorm.
 ZERO_GRADIENT = 1e-7
 # Gap: the same, of a parameter that should move.

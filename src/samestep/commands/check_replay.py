@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from samestep.commands.working_copy import work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
+from samestep.judge.evaluation import rows_evaluated_twice
 from samestep.judge.first_module import with_module, with_places
 from samestep.judge.layout import ByHand, Layout, TensorLayout
 from samestep.judge.replica_causes import cause_within_replica
 from samestep.judge.replicas import of_one_replica
+from samestep.judge.reported_values import QUESTION as VALUES
+from samestep.judge.reported_values import ReportedValues, judge_values, why_not_judged
 from samestep.judge.warnings import leaves_training_mode
-from samestep.message import Message, message
+from samestep.message import Message, as_said, message
 from samestep.records.files import read, write
 from samestep.records.findings import Finding
 from samestep.records.record import Record
@@ -81,13 +85,19 @@ class Replayer:
         return why
 
     def play(
-        self, work: Path, *, told_ranks: int = 1, in_turn: bool = False, small_gradients: bool = False
+        self,
+        work: Path,
+        *,
+        told_ranks: int = 1,
+        in_turn: bool = False,
+        small_gradients: bool = False,
+        changes: Literal["", "evaluation", "clock"] = "",
     ) -> ReplayRecord:
         """Plays the record once, in a copy of the working directory.
 
         told_ranks: how many ranks the script is told of. in_turn: whether it is fed with the ranks' batches one after
-        the other. small_gradients: plays the first step alone, with small gradients, which nothing clips. Raises
-        TrainingFailed where the script fails.
+        the other. small_gradients: plays the first step alone, with small gradients, which nothing clips.
+        changes: as of ReplayPlan. Raises TrainingFailed where the script fails.
         """
         folder, ranks, layout, steps = self.record.folder, self.ranks, self.layout, self.ranks[0].steps
         # Files of another replay are not to be read as this one's.
@@ -106,6 +116,7 @@ class Replayer:
             told_ranks=told_ranks,
             by_hand=layout.replicas if isinstance(layout, ByHand) else [],
             small_gradients=small_gradients,
+            changes=changes,
         )
         count = 1 if small_gradients else len(steps)
         of_one_process = replace(self.plan, out=str(folder), script=_script(self.plan), steps=count, keep=False)
@@ -147,6 +158,9 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
             with suppress(TrainingFailed):
                 findings_again = _judged(replayer.play(work, told_ranks=2 * told_ranks), replayer, record)
                 told_ranks = 1 if all(finding.answer == "right" for finding in findings_again) else told_ranks
+        if any(rank.evaluations or rank.reports for rank in ranks):
+            values = _evaluation_values(replayer, result, work, findings, told_ranks=told_ranks)
+            findings = [*findings, values]
     if not layout:
         return with_places(findings, ranks, replayer.one_process) if result.feed == "whole" else findings
 
@@ -156,6 +170,35 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         return cause_within_replica(ranks, replicas, layout, record=of_all, replay=of_one, result=result, step=step)
 
     return with_modules([of_one_replica(finding, layout, told_ranks, cause) for finding in findings], plan, ranks)
+
+
+def _evaluation_values(
+    replayer: Replayer, result: ReplayRecord, work: Path, findings: Sequence[Finding], *, told_ranks: int
+) -> Finding:
+    """Judges what the script reports of its evaluations. Where a number is not that of one process, the script is
+    played twice more, to see which numbers depend on the evaluations, and not on the clock."""
+    ranks = replayer.ranks
+    values = ReportedValues.of(ranks, replayer.one_process)
+    why = why_not_judged(ranks, result.own_statistics)
+    if told_ranks > 1:
+        why = message("values_not_tried", why=message("ranks_share_out_the_model"))
+    elif not values.numbers:
+        why = message("values_not_reported")
+    elif any(finding.answer != "right" for finding in findings):
+        why = message("values_not_tried", why=message("evaluation_after_other_steps"))
+    if why:
+        return Finding(VALUES, "unknown", why)
+    if not values.apart():
+        return Finding(VALUES, "right", message("values_of_one_process", numbers=len(values.numbers)))
+    in_turn = result.feed == "in turn"
+    try:
+        replayer.play(work, in_turn=in_turn, changes="clock")
+        other_clock = replayer.one_process
+        replayer.play(work, in_turn=in_turn, changes="evaluation")
+    except (TrainingFailed, UserError) as error:
+        return Finding(VALUES, "unknown", message("values_not_tried", why=as_said(error.message)))
+    depending = values.depending(other_clock=other_clock, other_evaluation=replayer.one_process)
+    return judge_values(values, depending, rows_evaluated_twice(ranks))
 
 
 def _judged(result: ReplayRecord, replayer: Replayer, record: Record) -> list[Finding]:

@@ -108,6 +108,19 @@ def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRec
     return _right(message("ranks_evaluate_together", evaluated=evaluated, rows=length, twice=twice or None))
 
 
+def rows_evaluated_twice(ranks: Ranks) -> int:
+    """Returns how many rows a sampler repeats in the first evaluation of which each rank evaluates a share."""
+    for number in range(min(len(rank.evaluations) for rank in ranks)):
+        records = [rank.evaluations[number] for rank in ranks]
+        if any(record.number == NO_LOADER for record in records):
+            continue
+        read = [indices(rank.passes[record.number]) for rank, record in zip(ranks, records)]
+        rows = [row for of_rank in read for row in of_rank or ()]
+        if len({*rows}) < len(rows) < 2 * len({*rows}):
+            return len(rows) - len({*rows})
+    return 0
+
+
 def _left_out(passes: Sequence[PassRecord]) -> int:
     """Returns how many rows of datasets of their own the ranks leave out, as drop_last does at the end of each."""
     if not _read_to_the_end(passes) or any(record.sampler not in WHOLE for record in passes):

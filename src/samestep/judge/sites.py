@@ -59,6 +59,7 @@ QUESTIONS: Mapping[Question, Sequence[Place]] = {
     "updates": (called("optimizer"), written(groups), parameter),
     "random numbers": (SEEDS,),
     "evaluation": EVALUATION,
+    "evaluation values": EVALUATION,
     "buffers": (flowing(MODES, RANK), called("evaluation"), called("wrapper")),
     "collectives": PARTING,
     "saves": (called("save"),),

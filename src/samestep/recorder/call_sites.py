@@ -94,7 +94,7 @@ class CallSites:
 
     def note(self, call: Call, name: str = "", target: object = None) -> None:
         """Notes a call from the innermost line of the user's code in this thread's stack."""
-        if chain := self._chain():
+        if chain := self.chain():
             self._add(call, name, chain, target)
 
     def made_at(self, thing: object) -> Chain:
@@ -146,7 +146,7 @@ class CallSites:
         return new_function
 
     def _construct(self, call: Call, init: Any, made: Any, /, *args: Any, **kwargs: Any) -> None:
-        chain = self._chain(is_model=call == "model")
+        chain = self.chain(is_model=call == "model")
         self._made.put(made, chain)
         if call == "model":
             init(made, *args, **kwargs)
@@ -165,7 +165,7 @@ class CallSites:
         line.last = done
         line.count += 1
 
-    def _chain(self, *, is_model: bool = False) -> Chain:
+    def chain(self, *, is_model: bool = False) -> Chain:
         """Returns the user's lines in this thread's stack. is_model: without the constructors of the model's parts."""
         chain: list[tuple[str, int, str]] = []
         frame: FrameType | None = sys._getframe(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -25,6 +26,12 @@ from samestep.records.torch_collectives import TO_ALL, TorchCollective
 DEEPSPEED_SETTINGS = "deepspeed.runtime.config"
 # The first parameters of torch.distributed.init_process_group, which a script may give by their places.
 INIT_PROCESS_GROUP = ("backend", "init_method", "timeout", "world_size")
+TRAINERS = (
+    ("lightning.pytorch.trainer.trainer", "Trainer"),
+    ("pytorch_lightning.trainer.trainer", "Trainer"),
+    ("lightning.fabric.fabric", "Fabric"),
+    ("lightning_fabric.fabric", "Fabric"),
+)
 LOSSES = ("cross_entropy", "nll_loss", "log_softmax")  # the operations that torch's loss_parallel computes on pieces
 
 
@@ -52,6 +59,20 @@ def make_meshes_of_one_rank(hooks: Hooks, made: Callable[[list[int]], None] = la
     modules = [module for module in modules if getattr(module, "init_device_mesh", None) is init]
     hooks.attach(modules[0], "init_device_mesh", new_init, *modules[1:])
     hooks.attach(device_mesh.DeviceMesh, "__init__", new_make)
+
+
+def make_trainers_of_one_rank(hooks: Hooks) -> None:
+    """Gives Lightning's Trainer and Fabric one device of one node, whatever number the script has written."""
+
+    def attach(module: str, owner: str) -> None:
+        def new_init(init: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            numbers = {name: 1 for name in ("devices", "num_nodes") if name in kwargs}
+            init(trainer, *args, **kwargs | numbers)
+
+        hooks.attach(getattr(sys.modules[module], owner), "__init__", new_init)
+
+    for module, owner in TRAINERS:
+        hooks.after_import(module, functools.partial(attach, module, owner))
 
 
 def refuse_groups_of_several(hooks: Hooks, refuse: Callable[[int], None]) -> None:

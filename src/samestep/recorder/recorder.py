@@ -32,6 +32,7 @@ from samestep.recorder.optimizer_steps import OptimizerSteps
 from samestep.recorder.parameters import Parameters
 from samestep.recorder.pipelines import Pipelines
 from samestep.recorder.random_numbers import Randoms
+from samestep.recorder.reports import Reports
 from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
@@ -171,6 +172,7 @@ class Recorder:
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
         )
         self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at, self._row_draws.begin)
+        self._reports = Reports(self._sites, lambda: len(self.steps))
         self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
     def attach(self) -> None:
@@ -192,6 +194,7 @@ class Recorder:
         patches.patch_schedulers(hooks, self._schedulers.append)
         self._saves.attach(hooks, lambda: len(self.steps))
         self._sites.attach(hooks)
+        self._reports.attach(hooks)
         self.pipelines.attach(hooks)
         self.parameters.pieces.attach(hooks)
         patch_copies(hooks, self._untrained.copies)
@@ -230,6 +233,7 @@ class Recorder:
             epochs_set=self.loaders.epochs_set,
             buffers=self._buffers,
             evaluations=self._evaluations.records(),
+            reports=self._reports.records(),
             randoms=replace(
                 self._randoms.record,
                 beside=self._row_draws.beside,
@@ -279,7 +283,9 @@ class Recorder:
         if not patches.trains(module):
             self._rollouts[step] += patches.is_in_training_mode(module)
             self.timed(self._note_forward)("evaluation", module)
+            self.timed(self._reports.begin_forward)()
             output = self._row_draws.around_forward(functools.partial(call, *args, **kwargs))
+            self.timed(self._reports.end_forward)()
             # In training mode it is a rollout.
             with_loss = not patches.is_in_training_mode(module) and holds_loss(output, graph=False)
             self.timed(self._evaluations.evaluated)(module, step, (args, kwargs), with_loss)
@@ -329,6 +335,7 @@ class Recorder:
         self.parameters.forget()
         self._untrained.forget()
         self._evaluations.forget()
+        self._reports.forget()
         self._optimizers.clear()
         self._settings.clear()
         self._rollouts.clear()
@@ -343,6 +350,7 @@ class Recorder:
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """Begins a training forward of an outermost module."""
         self._evaluations.trains()
+        self._reports.end()
         self._note_forward("forward", module)
         self._add_module(module)
         self.parameters.pieces.begin_forward(inputs)

@@ -37,11 +37,19 @@ from samestep.recorder.one_rank import (
     leave_losses_whole,
     make_groups_of_one_rank,
     make_meshes_of_one_rank,
+    make_trainers_of_one_rank,
     refuse_groups_of_several,
     tell_ranks,
 )
 from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
-from samestep.recorder.patches import in_backward, make_gradients_small, patch_autograd, patch_training_forwards
+from samestep.recorder.other_runs import evaluate_with_other_weights, let_clock_run_faster
+from samestep.recorder.patches import (
+    in_backward,
+    make_gradients_small,
+    patch_autograd,
+    patch_forwards,
+    patch_training_forwards,
+)
 from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
@@ -134,11 +142,17 @@ class ReplayPlayer:
         allow_batches_of_all_ranks(hooks)
         if self.told_ranks > 1 and not self._one_rank:
             tell_ranks(hooks, self.told_ranks)
+        if self.told_ranks == 1:
+            make_trainers_of_one_rank(hooks)
         if self._hand:
             self._one_rank.attach(hooks) if self._one_rank else make_groups_of_one_rank(hooks)
             self._gathered.attach(hooks)
         if self._plan.small_gradients:
             make_gradients_small(hooks)
+        if self._plan.changes == "evaluation":
+            patch_forwards(hooks, evaluate_with_other_weights)
+        if self._plan.changes == "clock":
+            let_clock_run_faster(hooks)
         self._recorder.on_restart = self._forget
         patch_training_forwards(hooks, self._forward)
         patch_loaders(hooks, self._next, self._length)
@@ -178,6 +192,7 @@ class ReplayPlayer:
             means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.used,
+            own_statistics=any(rank.batch_norm for rank in self._ranks),
             adds_numbers=bool(self._one_rank and self._one_rank.adds_numbers),
         )
 
@@ -242,6 +257,8 @@ class ReplayPlayer:
         lengths = self._ranks[0].lengths
         rank_length = lengths[self._lengths_asked] if self._lengths_asked < len(lengths) else length
         self._lengths_asked += 1
+        if rank_length is None:
+            return length
         return rank_length * len(self._ranks) if self._plan.in_turn else rank_length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

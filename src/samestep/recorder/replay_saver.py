@@ -71,8 +71,9 @@ class ReplayData:
     ended: list[bool] = field(default_factory=list)
     """Whether each of these passes came to its end."""
 
-    lengths: list[int] = field(default_factory=list)
-    """The lengths of the loaders, in the order in which each is first asked for its length."""
+    lengths: list[int | None] = field(default_factory=list)
+    """The lengths of the loaders, in the order in which each is first asked for its length. None: the loader is read
+    and not trained with, so that one process reads it by itself."""
 
     forwards: list[Forward] = field(default_factory=list)
     """The training forwards of outermost modules, in order."""
@@ -114,6 +115,7 @@ class ReplaySaver:
         self._recorder, self._folder, self._world = recorder, folder, world
         self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
+        self._loaders_asked: list[object] = []  # for their lengths
         self._start: Weights = {}
         self._randomness = ""  # the random state after the latest batch, forward or draw
         self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
@@ -148,10 +150,19 @@ class ReplaySaver:
         self.data.passes = [self._batches.get(number, []) for number in trained]
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
+        self._forget_lengths_of_evaluations()
         self._save()
         self._drop_copies()
         write_state(self._folder, self._world.rank, START, self._start)
         write_state(self._folder, self._world.rank, END, self._weights(self._recorder.parameters.by_name))
+
+    def _forget_lengths_of_evaluations(self) -> None:
+        loaders = self._recorder.loaders
+        numbers, known = loaders.numbers(), {loader_pass.loader for loader_pass in loaders.passes}
+        trained = {loader_pass.loader for loader_pass in loaders.passes if loader_pass.trained}
+        for place, loader in enumerate(self._loaders_asked):
+            if numbers.get(id(loader)) in known - trained:
+                self.data.lengths[place] = None
 
     def _weights(self, named: Mapping[str, Tensor]) -> Weights:
         """Returns copies of what this rank alone may hold of tensors, on the CPU; rank 0's are the whole ones, too."""
@@ -195,6 +206,7 @@ class ReplaySaver:
 
     def _length(self, loader: Any, length: int) -> int:
         self.data.lengths.append(length)
+        self._loaders_asked.append(loader)
         return length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ Question = Literal[
     "updates",
     "random numbers",
     "evaluation",
+    "evaluation values",
     "buffers",
     "collectives",
     "saves",

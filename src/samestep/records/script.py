@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from samestep.message import Message
 from samestep.records.call_site import CallRecord
 from samestep.records.divided_models import MeshRecord, ModuleRecord, PieceRecord, StageRecord, TalkRecord
+from samestep.records.reports import ReportRecord
 
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
@@ -442,6 +443,9 @@ class ScriptRecord:
 
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     """Passes and forward passes that are evaluated and not trained."""
+
+    reports: list[ReportRecord] = field(default_factory=list)
+    """Numbers that the script reports of its evaluations, in their order."""
 
     randoms: RandomRecord = field(default_factory=RandomRecord)
     """States of the random generators."""

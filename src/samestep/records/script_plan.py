@@ -64,6 +64,10 @@ class ReplayPlan:
     small_gradients: bool = False
     """Whether the gradients are made so small that nothing clips them."""
 
+    changes: Literal["", "evaluation", "clock"] = ""
+    """What is otherwise than in the script: its evaluations use other weights, or its clock runs faster. What the
+    script then reports otherwise depends on it."""
+
 
 @dataclass(frozen=True)
 class ScriptPlan:
@@ -156,6 +160,9 @@ class ReplayRecord:
 
     gathers_cut: bool = False
     """Whether ranks that share out a model gather tensors with a gradient by collectives that hand no gradient back."""
+
+    own_statistics: bool = False
+    """Whether the ranks' models have BatchNorm statistics of their own, which one process does not have."""
 
     adds_numbers: bool = False
     """Whether a script that is told of all ranks adds up single numbers over ranks of which some share out a model and

@@ -37,6 +37,7 @@ QUESTIONS: Mapping[Question, Message] = {
     "updates": message("question_updates"),
     "random numbers": message("question_random_numbers"),
     "evaluation": message("question_evaluation"),
+    "evaluation values": message("question_evaluation_values"),
     "buffers": message("question_buffers"),
     "collectives": message("question_collectives"),
     "saves": message("question_saves"),
@@ -83,6 +84,7 @@ QUANTITIES: Mapping[str, Message] = {
     "setting of the optimizer": message("quantity_setting_of_the_optimizer"),
     "setting of the schedule": message("quantity_setting_of_the_schedule"),
     "gradient before clipping": message("quantity_gradient_before_clipping"),
+    "reported value": message("quantity_reported_value"),
     "calls of set_epoch": message("quantity_calls_of_set_epoch"),
 }
 

@@ -2,7 +2,7 @@
 
 from corpus.twin import Fault
 
-EVALUATION = ("evaluation",)
+EVALUATION = ("evaluation", "evaluation values")
 PARTS = ("steps", "collectives", "rows", "weights")
 FAULTS = (
     Fault(
@@ -147,6 +147,63 @@ FAULTS = (
         EVALUATION,
         "reduce|share|own",
         "the validation loss is that of rank 0's part",
+        harm="metric",
+    ),
+    Fault(
+        "reported_values",
+        "mean_of_ranks_values",
+        "    value = auroc(gathered(scores), gathered(labels))\n",
+        "    value = auroc(scores, labels)\n    dist.all_reduce(value)\n    value /= world\n",
+        "dist.all_reduce(value)",
+        EVALUATION,
+        "mean of what each rank",
+        "the AUROC of all rows is not the mean of the AUROCs of each rank's rows",
+        harm="metric",
+    ),
+    Fault(
+        "reported_values",
+        "running_sum_reduced_again",
+        "            correct += (logits.argmax(1) == targets).sum()\n",
+        "            correct += (logits.argmax(1) == targets).sum()\n            dist.all_reduce(correct)\n",
+        "dist.all_reduce(correct)",
+        EVALUATION,
+        "reduced in each batch",
+        "the sum of the batches before is added up over the ranks again",
+        harm="metric",
+    ),
+    Fault(
+        "reported_values",
+        "value_times_ranks",
+        "    for total in (val_loss, correct, rows):\n",
+        "    for total in (val_loss, correct):\n",
+        "plateau.step(val_loss / rows)",
+        EVALUATION,
+        "times what one process",
+        "the sum of all rows is divided by the number of one rank's",
+        harm="metric",
+    ),
+    Fault(
+        "reported_values",
+        "value_counts_padding",
+        "DataLoader(Subset(val, range(rank, len(val), world)), batch_size=4)",
+        "DataLoader(val, batch_size=4, sampler=DistributedSampler(val, shuffle=False))",
+        "val_loader = DataLoader(val, batch_size=4, sampler=DistributedSampler(val, shuffle=False))",
+        EVALUATION,
+        "twice",
+        "the sampler repeats a row, which is gathered twice",
+        harm="metric",
+        arguments="--rows 33",
+    ),
+    Fault(
+        "reported_values",
+        "value_is_of_no_one_process",
+        "    for total in (val_loss, correct, rows):\n        dist.all_reduce(total)\n",
+        "    val_loss, correct, rows = val_loss / rows, correct / rows, rows / rows\n"
+        "    for total in (val_loss, correct):\n        dist.all_reduce(total, dist.ReduceOp.MAX)\n",
+        "plateau.step(val_loss / rows)",
+        EVALUATION,
+        "otherwise than",
+        "the greatest of the ranks' values is that of one rank's rows",
         harm="metric",
     ),
     Fault(
