@@ -30,11 +30,20 @@ from samestep.records.tensor_files import write_arrays
 PERIOD = 65537  # prime, so that no two elements of a bucket have the same sign throughout
 
 
+# Numbers that are added up at a time: on a CPU as many as its cache holds, elsewhere as many as hide a kernel's start.
+CHUNK_ON_CPU, CHUNK_ELSEWHERE = 1 << 16, 1 << 22
+
+
+def _chunk_of(device: torch.device) -> int:
+    return CHUNK_ON_CPU if device.type == "cpu" else CHUNK_ELSEWHERE
+
+
 @cache
 def _signs(device: torch.device) -> Tensor:
-    """Returns PERIOD random signs, the same on every rank."""
+    """Returns PERIOD random signs, the same on every rank, again and again: enough for a chunk that begins anywhere."""
     generator = torch.Generator().manual_seed(20251123)
-    return (torch.randint(0, 2, (PERIOD,), generator=generator) * 2 - 1).double().to(device)
+    signs = (torch.randint(0, 2, (PERIOD,), generator=generator) * 2 - 1).double()
+    return signs.repeat(2 + _chunk_of(device) // PERIOD).to(device)
 
 
 def compress(tensor: Tensor) -> Tensor:
@@ -46,12 +55,20 @@ def compress(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.is_sparse:
         flat = flat.to_dense()
-    flat = flat.double()
     count = flat.numel()
     if count <= BUCKETS:
-        return flat.clone()
-    signs = _signs(flat.device).repeat(-(-count // PERIOD))[:count]
-    return torch.nn.functional.pad(flat * signs, (0, -count % BUCKETS)).view(-1, BUCKETS).sum(0)
+        return flat.double().clone()
+    sums = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
+    signs, length = _signs(flat.device), _chunk_of(flat.device)
+    chunk = torch.empty(min(length, count), dtype=torch.float64, device=flat.device)
+    for start in range(0, count, length):
+        size = min(length, count - start)
+        part = chunk[:size].copy_(flat[start : start + size])
+        part.mul_(signs[start % PERIOD : start % PERIOD + size])
+        whole = size - size % BUCKETS
+        sums += part[:whole].view(-1, BUCKETS).sum(0)
+        sums[: size - whole] += part[whole:]
+    return sums
 
 
 def dtype_name(tensor_or_dtype: Tensor | torch.dtype) -> str:
