@@ -18,7 +18,7 @@ from pathlib import Path
 
 from samestep.bounds import OTHER_ORDER_APART
 from samestep.commands.check import SEED, prepare_folder, record_script
-from samestep.commands.command_options import CheckOptions
+from samestep.commands.command_options import STEPS, CheckOptions
 from samestep.commands.compared_sides import Side, first_run, second_run
 from samestep.commands.revision import Revision, find_revision
 from samestep.commands.side_environment import check_requirements, environment_with, inside, paths_of_copy, versions_of
@@ -92,7 +92,9 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
                 out = folder / name
                 make_folder(out)
                 run = side.run
-                plan = ScriptPlan(str(out), started, run.script, run.arguments, options.steps, weights=True, seed=SEED)
+                plan = ScriptPlan(
+                    str(out), started, run.script, run.arguments, options.steps or STEPS, weights=True, seed=SEED
+                )
                 recordings.append(_recorded(options, plan, side, top, python))
         finally:
             fork_client.close()

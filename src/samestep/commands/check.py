@@ -16,7 +16,7 @@ from pathlib import Path
 from samestep import launch
 from samestep.commands.check_by_hand import judged_by_hand
 from samestep.commands.check_replay import replay, with_modules
-from samestep.commands.command_options import CHECK_LAUNCHERS, CheckOptions
+from samestep.commands.command_options import CHECK_LAUNCHERS, MOST_STEPS, STEPS, CheckOptions
 from samestep.commands.failed_check import with_lines
 from samestep.commands.fix import try_patches
 from samestep.commands.options import flag_of, why_no_path
@@ -67,7 +67,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         started_at=time.time(),
         script=script,
         arguments=tuple(arguments),
-        steps=options.steps,
+        steps=options.steps or STEPS,
+        most_steps=0 if options.steps or not options.replay else MOST_STEPS,
         keep=keep,
         module=options.module,
         # A record without a replay is made to be compared with another one.
@@ -139,7 +140,7 @@ def prepare_folder(options: CheckOptions, script: str, arguments: Sequence[str])
     training = shlex.join([*redacted(arguments), f"at {time.time()}"])  # each has a folder of its own
     return prepare(
         options.out,
-        ResultsIdentity("check", script, __version__, options.nproc, steps=options.steps, training=training),
+        ResultsIdentity("check", script, __version__, options.nproc, steps=options.steps or STEPS, training=training),
     )
 
 

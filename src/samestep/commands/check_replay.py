@@ -119,7 +119,9 @@ class Replayer:
             changes=changes,
         )
         count = 1 if small_gradients else len(steps)
-        of_one_process = replace(self.plan, out=str(folder), script=_script(self.plan), steps=count, keep=False)
+        of_one_process = replace(
+            self.plan, out=str(folder), script=_script(self.plan), steps=count, most_steps=0, keep=False
+        )
         write(folder / PLAN, replace(of_one_process, replay=replay_plan))
         self.run(folder)
         return read(ReplayRecord, folder / REPLAYED)

@@ -347,6 +347,8 @@ def texts(given: Values | None) -> dict[str, str]:
     return {name: str(value) for name, value in (given or {}).items()}
 
 
+# Steps that `samestep check` records by default, and up to how many it goes on until the second epoch has begun.
+STEPS, MOST_STEPS = 8, 40
 CHECK_LAUNCHERS = ("torchrun", "fork")
 
 
@@ -359,7 +361,14 @@ class CheckOptions(Options):
     against_nproc, against_command: of the other side. out, deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
-    steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
+    steps: Annotated[
+        int | None,
+        Option(
+            help=f"Optimizer steps to record; the script is ended after them. By default {STEPS}, or up to {MOST_STEPS} if "
+            "the second epoch begins by then.",
+            min=1,
+        ),
+    ] = None
     replay: Annotated[
         bool, Option("--replay/--no-replay", help="Replay the steps in one process, and compare; on by default.")
     ] = True

@@ -36,6 +36,7 @@ from samestep.recorder.reports import Reports
 from samestep.recorder.row_draws import RowDraws
 from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
+from samestep.recorder.steps_to_record import StepsToRecord
 from samestep.recorder.untrained_tensors import Untrained, patch_copies
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
@@ -172,6 +173,7 @@ class Recorder:
             self._folder, world, keep=plan.keep, steps_done=lambda: len(self.steps), note=self._sites.note
         )
         self.loaders = Loaders(self.timed, self._randoms.begin_pass, self._sites.made_at, self._row_draws.begin)
+        self._steps_to_record = StepsToRecord(plan, world.rank, world.size, lambda: self.loaders.passes)
         self._reports = Reports(self._sites, lambda: len(self.steps))
         self._evaluations, self._untrained = Evaluations(self.loaders), Untrained(self.parameters.is_trained)
 
@@ -513,7 +515,7 @@ class Recorder:
             if len(self.steps) == self._skipped:
                 self._forget_steps()
             return
-        if len(self.steps) >= self._plan.steps:
+        if self._steps_to_record.are_enough(len(self.steps)):
             if self._alone.are_no_others():
                 self._forget_steps()
                 return

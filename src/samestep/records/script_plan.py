@@ -93,6 +93,9 @@ class ScriptPlan:
     steps: int = 8
     """Number of optimizer steps to record."""
 
+    most_steps: int = 0
+    """Number of steps up to which the recording goes on until the second epoch has begun. 0: it ends after `steps`."""
+
     keep: bool = False
     """Whether to keep what a replay needs."""
 
@@ -110,6 +113,17 @@ class ScriptPlan:
 
     seed: int | None = None
     """Seed, on rank 0, of random numbers that the script does not seed; each next rank adds 1. None: the system's."""
+
+
+@dataclass(frozen=True)
+class StepsWanted:
+    """How many steps one rank would record."""
+
+    steps: int
+    """Number of steps."""
+
+    ends: bool
+    """Whether the rank ends after the steps that were asked for. Then all ranks do."""
 
 
 @dataclass(frozen=True)
