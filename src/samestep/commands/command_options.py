@@ -364,8 +364,8 @@ class CheckOptions(Options):
     steps: Annotated[
         int | None,
         Option(
-            help=f"Optimizer steps to record; the script is ended after them. By default {STEPS}, or up to {MOST_STEPS} if "
-            "the second epoch begins by then.",
+            help=f"Optimizer steps to record; the script is ended after them. By default {STEPS}, or up to "
+            f"{MOST_STEPS} if the second epoch begins by then.",
             min=1,
         ),
     ] = None

@@ -75,7 +75,7 @@ def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRec
     if len({record.step for record in records}) > 1:
         return _right(message("each_rank_evaluates_its_own_dataset"))
     lists = [read for record in passes if (read := indices(record)) is not None]
-    is_own = len({record.length for record in passes}) > 1 or own_datasets(passes)
+    is_own = _are_of_own_datasets(passes)
     if is_own and (common := rows_in_common(passes, 0)) and not evaluates_all:
         cause, rows = message("evaluation_order_of_each_rank", shared=common), sum(map(len, lists))
         found = message("rows_on_several_ranks", shared=common, rows=rows)
@@ -108,14 +108,20 @@ def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRec
     return _right(message("ranks_evaluate_together", evaluated=evaluated, rows=length, twice=twice or None))
 
 
+def _are_of_own_datasets(passes: Sequence[PassRecord]) -> bool:
+    return len({record.length for record in passes}) > 1 or own_datasets(passes)
+
+
 def rows_evaluated_twice(ranks: Ranks) -> int:
     """Returns how many rows a sampler repeats in the first evaluation of which each rank evaluates a share."""
     for number in range(min(len(rank.evaluations) for rank in ranks)):
         records = [rank.evaluations[number] for rank in ranks]
         if any(record.number == NO_LOADER for record in records):
             continue
-        read = [indices(rank.passes[record.number]) for rank, record in zip(ranks, records)]
-        rows = [row for of_rank in read for row in of_rank or ()]
+        passes = [rank.passes[record.number] for rank, record in zip(ranks, records)]
+        if _are_of_own_datasets(passes):
+            continue
+        rows = [row for record in passes for row in indices(record) or ()]
         if len({*rows}) < len(rows) < 2 * len({*rows}):
             return len(rows) - len({*rows})
     return 0

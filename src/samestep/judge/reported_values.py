@@ -170,7 +170,7 @@ def _cause(values: ReportedValues, number: ReportedNumber, padding: int) -> tupl
 
 
 def _handed_on(ranks: Ranks, step: int) -> list[tuple[ReportRecord, ...]]:
-    """Returns the numbers that the ranks hand to each other after the evaluation at a step: of each call, all ranks'."""
+    """Returns the numbers that ranks hand to each other after the evaluation at a step: of each call, all ranks'."""
     by_ranks = [
         [report for report in rank.reports if report.call == "collective" and report.step == step] for rank in ranks
     ]
