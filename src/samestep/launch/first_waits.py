@@ -93,7 +93,7 @@ def look(waits: Sequence[Wait]) -> Found:
 def _reaches_nobody(wait: Wait) -> bool:
     """Whether a process that waits has no connection to the port at which all meet, and does not listen there."""
     _, _, port = (wait.endpoint or "").rpartition(":")
-    if not port.isdigit():
+    if not port.isdigit() or not int(port):  # 0: any free one
         return False
     try:
         process = psutil.Process(wait.pid)
