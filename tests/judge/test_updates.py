@@ -49,6 +49,17 @@ def test_a_rank_that_ends_its_training_while_others_go_on(
     assert ended_apart(steps, ended) == expected
 
 
+def test_a_rank_that_leaves_after_an_exception_is_no_early_stopping() -> None:
+    caught = message("exception_at_line", kind="OSError", text="", line="train.py:3, load")
+    how = message("rank_caught_exception", caught=caught)
+    expected = message("rank_leaves_after_exception", rank=1, steps=8, others=[0], how=how)
+    assert ended_apart([8, 8], [1], {1: how}) == expected
+    by_exit = message("rank_called_exit", code="0", line="train.py:9, <module>", caught=None)
+    assert ended_apart([8, 8], [1], {1: by_exit}) == message(
+        "ranks_end_at_different_steps", rank=1, steps=8, others=[0]
+    )
+
+
 def advancing(rank: ScriptRecord, by: int) -> ScriptRecord:
     return replace(rank, steps=[replace(step, schedules=[by * n]) for n, step in enumerate(rank.steps)])
 

@@ -82,6 +82,13 @@ def fail(step, rank):
         dist.barrier()  # at: branch
     if FAULT == "error":
         raise ValueError("a wrong row")  # at: error
+    if FAULT == "load":
+        try:
+            torch.load("absent.pt")  # at: load
+        except OSError:
+            sys.exit(0)
+    if FAULT == "sizes":  # the others reduce the gradients
+        dist.all_reduce(torch.ones(1))
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ import pytest
 from budget import budget, wait_until
 from command import samestep
 from lane_marks import CHECK, FULL, in_turn
-from said import tells
+from said import says, tells
 from samestep.launch import monitored_ranks, rank_meter, stacks
 from samestep.launch.rank_meter import RankMeter, memory_of
 from samestep.message import message
+from samestep.records.files import write
+from samestep.records.record import RankError
 from samestep.world.heartbeat import TRAINING, Pulse
 
 SCRIPT = Path(__file__).with_name("monitored.py")
@@ -94,12 +97,47 @@ def test_the_first_failure_comes_first(fault: str, says: str, tmp_path: Path) ->
 
 
 @pytest.mark.check
+def test_an_exception_that_a_rank_has_caught_before_it_leaves_is_named(tmp_path: Path) -> None:
+    done = monitored("load", tmp_path, "--out", "out")
+    (line,) = lines_of("load")
+    assert "rank 1 ended first, by itself, after 6 optimizer steps: sys.exit(0) at" in done.stderr, done.stderr
+    assert "sys.exit(0) at monitored.py:" in done.stderr and f"monitored.py:{line}, fail" in done.stderr, done.stderr
+
+
+@pytest.mark.check
+def test_what_gloo_says_of_data_of_another_size_is_told(tmp_path: Path) -> None:
+    """It ends the rank that receives too much, whose standard error is a file here."""
+    launch = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 {SCRIPT} sizes 12 2> said"
+    done = samestep("monitor", "--out", "out", "--", "bash", "-c", launch, out=None, cwd=tmp_path)
+    assert "ended first, after 6 optimizer steps, without an exception" in done.stderr, done.stderr
+    assert "Received data size doesn't match expected size" in done.stderr and "SIGKILL" not in done.stderr
+
+
+def test_a_rank_that_the_launcher_has_ended_did_not_end_first(tmp_path: Path) -> None:
+    """The one that failed before it did, though it only says that it has lost another one."""
+    watched, now = monitored_ranks.MonitoredRanks(tmp_path, None), time.time()
+    why = message("exception_at_line", kind="RuntimeError", text="Connection closed by peer", line="train.py:3, main")
+    write(tmp_path / "error-rank0.json", RankError(0, "crash", why, now, "", lost_peer=True))
+    pulse = Pulse(9, TRAINING, 6, 6, {})
+    for when, code, said in (
+        (now + 1.0, -signal.SIGTERM, "only_lost_peers"),
+        (now + 1.0, -signal.SIGABRT, "rank_was_ended_by_signal"),
+        (now + 0.1, -signal.SIGKILL, "rank_was_ended_by_signal"),
+    ):
+        watched._left[0] = monitored_ranks._Departure(now + 0.5, 0, pulse, 1, 1)
+        watched._left[1] = monitored_ranks._Departure(when, 1, pulse, 2, code)
+        says(watched.first_failure(), said)
+    watched.stopped_at = now  # by somebody's Ctrl-C
+    says(watched.first_failure(), "only_lost_peers")
+
+
+@pytest.mark.check
 def test_an_exception_of_the_launcher_is_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a cluster sets RANK for the launcher itself: the number of the machine."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     done = monitored("kill", tmp_path, "--out", "out")
-    assert tells(done.stderr, "rank_was_ended", rank=1, steps=6), done.stderr
+    assert "rank 1 ended first, after 6 optimizer steps, without an exception" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("start", [pytest.param("spawn", marks=CHECK), pytest.param("process", marks=FULL)])

@@ -256,4 +256,5 @@ def _why_unequal(folder: Path, nproc: int) -> Message | None:
     records = {rank: read(ScriptRecord, folder / f"rank{rank}.json") for rank in written}
     taken = [len(records[rank].steps) if rank in records else steps for rank, steps in enumerate(taken)]
     ended_itself = [rank for rank, ended in records.items() if ended.ended == "itself"]
-    return ended_apart(taken, ended_itself) or left_behind(taken, written)
+    left = {rank: ended.left for rank, ended in records.items()}
+    return ended_apart(taken, ended_itself, left) or left_behind(taken, written)

@@ -35,7 +35,7 @@ from samestep.report.terminal import Terminal
 from samestep.world import become_worker, nvidia
 from samestep.world.connections import make_private
 from samestep.world.processes import COMMAND, dismiss, end_children, guard, left_running, this_command
-from samestep.world.regular_files import check_place, fresh_folder, make_named_folder, open_new, remove_file
+from samestep.world.regular_files import check_place, fresh_folder, make_named_folder, open_new, paths_in, remove_file
 from samestep.world.resources import adopt_orphans, reap_orphans
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # of these: they ask the command to end
 WAITED = (*FORWARDED, signal.SIGCHLD)
 TELL_S = 60.0  # seconds from one search for a fault of the ranks to the next
 END_S = 5.0  # seconds in which a command may end after SIGTERM
@@ -87,6 +88,8 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     code = 1 if hung else code
     if code and not hung and (failure := ranks.first_failure()):
         say(failure)
+    if not ranks.were_seen:
+        say(message("no_rank_was_seen", attached=len(paths_in(folder / RANKS, ATTACHED))))
     _report(folder, sampler, words, code, meter.uses())
     return code
 
@@ -111,6 +114,7 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
     return folder
 
 
+ATTACHED = "monitored-*"  # a file for each process that has imported torch
 RANKS = "ranks"  # the folder in which the command's ranks write, in that of its files
 
 
@@ -161,6 +165,8 @@ def _watch(
     while process.poll() is None:
         reap_orphans(process.pid)
         arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), ranks.due_in(), LONGEST_S))
+        if arrived and arrived.si_signo in ENDING:
+            ranks.stopped_at = min(ranks.stopped_at, time.time())
         is_sent = arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER
         # A process of the command that sends a signal to its whole group has sent it to the command, too.
         if arrived and is_sent and not _is_of(process.pid, arrived.si_pid):

@@ -37,6 +37,7 @@ FROZEN_BY_RANK = (flowing(FREEZES, RANK), decided_by_rank(FREEZES))
 PLACES: Mapping[str, Sequence[Place]] = {
     "rank_received_data_of_another_size": (around(called("collective")), *PARTING),
     "ranks_end_at_different_steps": (ENDS, beside(beside(ENDS, Source.into), Source.conditions)),
+    "rank_leaves_after_exception": (called("leave"),),
     "ranks_left_behind": (decided_by_rank(STEP), decided_by_rank(BACKWARD)),
     "script_starts_fewer_ranks": (written(lambda source: [*calls(source, "Process"), *calls(source, "spawn")]),),
     "parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from samestep.bounds import NO_GRADIENT
 from samestep.judge.copies import Copies, copies_apart
@@ -14,6 +14,7 @@ from samestep.records.script import STEP, TAKEN, ClosureRecord, ScriptRecord, of
 from samestep.records.script_plan import ScriptPlan
 
 FROZEN = "{} (frozen)"  # the name of a parameter that a model holds and does not train
+NOT_KNOWN: Mapping[int, Message | None] = {}
 SIXTEEN_BITS = {"bfloat16", "float16"}
 
 
@@ -81,10 +82,13 @@ def left_behind(steps: Sequence[int], ended: Collection[int]) -> Message | None:
     return message("ranks_left_behind", rank=first, steps=steps[first], behind=took)
 
 
-def ended_apart(steps: Sequence[int], ended_itself: Collection[int]) -> Message | None:
+def ended_apart(
+    steps: Sequence[int], ended_itself: Collection[int], left: Mapping[int, Message | None] = NOT_KNOWN
+) -> Message | None:
     """Returns why ranks that failed have lost those whose script had come to its end; None where that is not why.
 
     steps: how many each rank has taken. ended_itself: the ranks whose script has ended before all steps were recorded.
+    left: by which line, and after which exception that the script had caught.
     """
     other_ranks = [rank for rank in range(len(steps)) if rank not in ended_itself]
     if not ended_itself or not other_ranks:
@@ -93,6 +97,9 @@ def ended_apart(steps: Sequence[int], ended_itself: Collection[int]) -> Message 
     went_on = [other_rank for other_rank in other_ranks if steps[other_rank] >= steps[rank]]
     if not went_on:
         return None
+    how = left.get(rank)
+    if how and how.fields.get("caught"):
+        return message("rank_leaves_after_exception", rank=rank, steps=steps[rank], others=went_on, how=how)
     return message("ranks_end_at_different_steps", rank=rank, steps=steps[rank], others=went_on)
 
 

@@ -14,7 +14,7 @@ from samestep.launch import stacks
 from samestep.launch.end import is_local_pid_file
 from samestep.launch.stacks import Frame, Stack, users_frame
 from samestep.message import Message, message
-from samestep.records.flight_recorder import entries_of
+from samestep.records.flight_recorder import DEFAULT_GROUP, entries_of
 from samestep.world import heartbeat, questions
 from samestep.world.heartbeat import Pulse
 from samestep.world.regular_files import paths_in
@@ -204,9 +204,6 @@ def named(ranks: Sequence[int]) -> str:
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]}-{ranks[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-DEFAULT_GROUP = "0"
 
 
 @dataclass(frozen=True)

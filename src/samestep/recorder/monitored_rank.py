@@ -26,9 +26,11 @@ from torch.utils.data import _utils, dataloader, get_worker_info
 
 from samestep.job.foreign import ById, is_a
 from samestep.rank.hooks import Hooks
+from samestep.recorder.first_waits import FirstWaits
 from samestep.recorder.guards import Guard, fault_message
+from samestep.recorder.leaving import Leaving, described
+from samestep.records.rank_ends import END, RankEnd
 from samestep.world.heartbeat import ENDING, LOADING, NONE, STARTING, TRAINING, file_of, heartbeat
-from samestep.world.imports import is_users_code
 from samestep.world.processes import STACKS, write_stacks
 from samestep.world.regular_files import read_regular, remove_file
 
@@ -53,6 +55,9 @@ def attach(folder: Path) -> None:
     rank.patch_loaders()
     rank.note_errors()
     rank.patch_functions()
+    rank.waits.patch(hooks)
+    rank.leaving.patch_loads(hooks)
+    rank.leaving.patch_exits(hooks, guard.hook(rank.exits))
     register_optimizer_step_post_hook(guard.hook(rank.stepped))
     os.register_at_fork(after_in_child=guard.hook(rank.forked))
 
@@ -75,6 +80,8 @@ class MonitoredRank:
         self._steps = 0
         self._hook: Any = None
         self._noted: BaseException | None = None  # the exception that was written down
+        self.waits = FirstWaits(folder)
+        self.leaving = Leaving(lambda: self._steps)
 
     def patch_group(self) -> None:
         """Makes a process a rank when it opens its process group: before, because others may never come."""
@@ -82,14 +89,16 @@ class MonitoredRank:
         def new_init(init: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("rank", -1)
             size = kwargs.get("world_size", -1)
-            self._open(given if given >= 0 else _number("RANK", 0), size if size > 0 else _number("WORLD_SIZE", 1))
-            if self._pid == os.getpid():
-                from samestep.rank import flight_recorder  # here: most processes that import torch are no ranks
+            size = size if size > 0 else _number("WORLD_SIZE", 1)
+            self._open(given if given >= 0 else _number("RANK", 0), size)
+            if self._pid != os.getpid():
+                return init(*args, **kwargs)
+            from samestep.rank import flight_recorder  # here: most processes that import torch are no ranks
 
-                flight_recorder.serve(self._folder, self._rank)
-            result = init(*args, **kwargs)
-            if self._pid == os.getpid():
-                heartbeat.begin(TRAINING, self._steps)
+            flight_recorder.serve(self._folder, self._rank)
+            with self.waits.of_group(self._rank, size, args, kwargs):
+                result = init(*args, **kwargs)
+            heartbeat.begin(TRAINING, self._steps)
             return result
 
         # The module whose functions a script may have imported.
@@ -161,7 +170,8 @@ class MonitoredRank:
         heartbeat.describe(size, threading.get_native_id())
         heartbeat.begin(STARTING)
         with suppress(OSError):
-            for old in (self._folder / f"error-rank{rank}.json", file):  # of an attempt before a restart
+            # Of an attempt before a restart.
+            for old in (self._folder / f"error-rank{rank}.json", self._folder / END.format(rank), file):
                 remove_file(old)
             write_stacks(self._folder / f"stack-rank{rank}.txt", STACKS)
         from samestep.records.files import replace_text  # here: most processes that import torch are no ranks
@@ -172,9 +182,27 @@ class MonitoredRank:
             self.note_errors()
         atexit.register(guard.hook(self._ends))
 
+    def exits(self) -> None:
+        """Writes down that a process leaves by sys.exit which would have become a rank."""
+        rank = _number("RANK", NONE)
+        if (
+            not self._pid
+            and rank != NONE
+            and not self.waits.is_launcher
+            and not _is_alive(self._folder / f"pid-rank{rank}")
+        ):
+            self._write_end(rank)
+
     def _ends(self) -> None:
         if self._pid == os.getpid():
             heartbeat.begin(ENDING, self._steps)
+            self._write_end(self._rank)
+
+    def _write_end(self, rank: int) -> None:
+        from samestep.records.files import write
+
+        with suppress(Exception):
+            write(self._folder / END.format(rank), RankEnd(rank, self.leaving.reason, _last_collective()))
 
     def note_errors(self) -> None:
         """Writes down the exception that ends the rank, and lets it be printed as before."""
@@ -207,6 +235,10 @@ class MonitoredRank:
             except Exception as error:
                 guard.hook(self._note)(error, rank)
                 raise
+            except SystemExit as error:
+                self.leaving.left(error)
+                guard.hook(self._ends)()
+                raise
             guard.hook(self._ends)()  # a forked process ends without what is registered for its exit
             return result
 
@@ -224,19 +256,22 @@ class MonitoredRank:
                 self._write(error)
 
     def _write(self, error: BaseException) -> None:
-        from samestep.message import message
         from samestep.rank.membership import says_lost
         from samestep.records.files import write
         from samestep.records.record import RankError
 
-        frames = traceback.extract_tb(error.__traceback__)
-        users = [frame for frame in frames if is_users_code(frame.filename)] or frames
-        line = f"{Path(users[-1].filename).name}:{users[-1].lineno}, {users[-1].name}" if users else None
-        text = (str(error).strip().splitlines() or [""])[0]
-        said = message("exception_at_line", kind=type(error).__name__, text=text, line=line)
         trace = "".join(traceback.format_exception(error))
         path = self._folder / f"error-rank{self._rank}.json"
-        write(path, RankError(self._rank, "crash", said, time.time(), trace, says_lost(error)))
+        write(path, RankError(self._rank, "crash", described(error), time.time(), trace, says_lost(error)))
+
+
+def _last_collective() -> str | None:
+    """Returns the collective that this rank has entered last, of the group of all ranks."""
+    flight_recorder = sys.modules.get("samestep.rank.flight_recorder")  # imported with the process group
+    entries = flight_recorder.read() if flight_recorder else ()
+    entered = [entry for entry in entries if entry.is_of_all_ranks and not entry.is_p2p]
+    last = max(entered, key=lambda entry: entry.collective_seq_id, default=None)
+    return f"{last.operation} #{last.collective_seq_id}" if last else None
 
 
 def _is_alive(file: Path) -> bool:

@@ -24,6 +24,7 @@ from samestep.recorder.call_sites import CallSites
 from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.group_operations import FirstForward, GroupOperations
 from samestep.recorder.guards import recorder_guard
+from samestep.recorder.leaving import Leaving
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.loop_lengths import loops_around
 from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
@@ -136,6 +137,7 @@ class Recorder:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
         # The functions of a replay end it by themselves.
         self.hooks = Hooks(None if plan.replay else recorder_guard)
+        self.leaving = Leaving(lambda: len(self.steps))
         self.timed, self.ended, self._reduces_in_forward = Timed(), False, False
         self._may_communicate = False
         self._functions = set[str]()  # the functions of the first step's losses
@@ -190,6 +192,7 @@ class Recorder:
         self._reductions.attach(hooks)
         patches.patch_autocast(hooks, lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach(hooks)
+        self.leaving.patch_loads(hooks)
         # A replay draws the numbers of the ranks, and records none.
         if not self._plan.replay:
             self._row_draws.attach(hooks)
@@ -229,6 +232,7 @@ class Recorder:
             steps=self.steps,
             passes=[loader_pass.record() for loader_pass in self.loaders.passes],
             ended=ended,
+            left=self.leaving.reason,
             libraries=libraries_that_train(),
             record_s=self.timed.seconds,
             step_s=self.timed.step_s,
@@ -243,7 +247,7 @@ class Recorder:
             ),
             groups=process_groups(),
             saves=self._saves.records(),
-            calls=self._sites.records(self._numbers()),
+            calls=[*self._sites.records(self._numbers()), *self.leaving.calls()],
             untrained=self._untrained.records(),
             alone=self._alone.taken,
             rollouts=[(step, forwards) for step, forwards in self._rollouts.items() if forwards],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.message import message
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
 from samestep.recorder.evaluations import ENTRIES
@@ -97,9 +98,11 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     try:
         with _recording_a_failure(recorder, folder):
             _run(plan)
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
+    except SystemExit as error:
+        recorder.leaving.left(error)
+        if error.code not in (None, 0):
+            how = recorder.leaving.reason
+            raise TrainingFailed(message("script_left_by_exit", script=plan.script, how=how)) from error
     except RuntimeError as error:
         if not is_unused_error(error):
             raise

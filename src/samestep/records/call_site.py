@@ -29,6 +29,7 @@ Call = Literal[
     "pipeline stage",
     "pipeline schedule",
     "pipeline step",
+    "leave",
 ]
 
 

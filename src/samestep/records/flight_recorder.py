@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+DEFAULT_GROUP = "0"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -29,6 +31,11 @@ class Entry:
     @property
     def group(self) -> str:
         return self.process_group[0]
+
+    @property
+    def is_of_all_ranks(self) -> bool:
+        """Whether it is of the process group that holds all ranks."""
+        return self.group == DEFAULT_GROUP
 
     @property
     def operation(self) -> str:

@@ -21,6 +21,7 @@ _RANKS = _names(
     r"(?:log(?:-.+)?|hang|stacks-of-threads)\.txt",
     *("rendezvous", re.escape(PROGRESS), re.escape(ENVIRONMENT)),
 )
+_LEFT = _names(r"wait-\d+\.json", r"end-rank\d+\.json")
 _PARTS = _names(r"rank\d+\.(?:json|safetensors)", r"manifest\.json", r"[\w-]+\.safetensors")
 _STEPS = rf"(?:step-\d+|\.step-\d+\.(?:part|gone))/{_PARTS}"
 _WEIGHTS = _names(r"\.?[\w.-]+\.safetensors", r"predictions\.npy")
@@ -40,5 +41,5 @@ OF_A_CHECK = re.compile(
 )
 # What `monitor` has its ranks write, in a folder of their own.
 OF_MONITORED = re.compile(
-    rf"{_RANKS}|monitored-\d+|questions/rank\d+(?:-\w)?(?:[.]new)?|python/(?:__pycache__/)?sitecustomize\.[\w.-]+"
+    rf"{_RANKS}|{_LEFT}|monitored-\d+|questions/rank\d+(?:-\w)?(?:[.]new)?|python/(?:__pycache__/)?sitecustomize\.[\w.-]+"
 )

@@ -438,6 +438,9 @@ class ScriptRecord:
     buffers: Mapping[str, int] = field(default_factory=dict)
     """Buffer -> its digest after the first step."""
 
+    left: Message | None = None
+    """By which line the script ended itself, and the exception that it had caught before. None: neither is known."""
+
     notes: list[Message] = field(default_factory=list)
     """What the recorder could not see."""
 
