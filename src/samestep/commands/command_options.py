@@ -355,8 +355,9 @@ class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
     ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
     part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
-    module's name. against: a git revision with which the steps are compared, in place of a replay; packages,
-    against_nproc, against_command: of the other side. out, deadline_s, stall_s: as of the other commands."""
+    module's name. meant: what its ranks do otherwise on purpose. against: a git revision with which the steps are
+    compared, in place of a replay; packages, against_nproc, against_command: of the other side. out, deadline_s,
+    stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
@@ -370,6 +371,13 @@ class CheckOptions(Options):
         bool,
         Option("--fix", help="Try the patches on a copy of the script, and check it; your files stay."),
     ] = False
+    meant: Annotated[
+        str,
+        Option(
+            metavar="local_sgd",
+            help="Ranks step apart on purpose, and bring their weights together after some steps; judged by that law.",
+        ),
+    ] = ""
     against: Annotated[
         str | None,
         Option(

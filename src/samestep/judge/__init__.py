@@ -8,6 +8,7 @@
 - the gradient, as a mean of the ranks' own: gradients, step_gradients, gradient_weights, loss_weight
 - the gradient, against one process: gradient_comparison, and what each layout knows of a difference:
   against_one_process, by_hand_gradients, pipeline_gradients; the module where it begins: first_module
+- ranks that step apart on purpose, and what they bring together: steps_apart, meetings
 - clipping: clipping; rates: updates, against_one_process; schedules: schedules, rate_factors
 - ranks of one replica: replicas, replica_causes (DTensors), judge_by_hand; stages: pipelines, pipeline_replay
 - two recordings, before and after a change: diff, diff_gradients, diff_weights, diff_settings
@@ -38,6 +39,7 @@ from samestep.judge.rows import order, rows, rows_along_stages
 from samestep.judge.schedules import with_schedules
 from samestep.judge.sites import located
 from samestep.judge.step_gradients import StepGradients
+from samestep.judge.steps_apart import StepsApart
 from samestep.judge.suggested_patches import patch_of
 from samestep.judge.uncalled_code import uncalled_code
 from samestep.judge.updates import initial_weights, rates, schedule, step_counts, updates, weights
@@ -87,7 +89,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     findings = [step_counts(plan, ranks)]
     layout = Layout.of(ranks)
     if steps:
-        findings += _of_layout(layout, ranks, record)
+        findings += _of_layout(layout, ranks, record, plan.meant)
         mistakes = warnings(ranks)
         wrong = {finding.question for finding in mistakes if finding.answer == "differs"}
         findings = [finding for finding in findings if finding.answer != "right" or finding.question not in wrong]
@@ -127,8 +129,9 @@ def _of_evaluation_mode(finding: Finding) -> Finding:
     return Finding(finding.question, "unknown", message("trained_in_evaluation_mode"))
 
 
-def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
-    """Answers the questions that depend on what the ranks are to each other."""
+def _of_layout(layout: Layout, ranks: Ranks, record: Record, meant: str) -> list[Finding]:
+    """Answers the questions that depend on what the ranks are to each other. meant: what the script is declared to
+    be."""
     if layout.pipeline:
         return pipeline_findings(ranks, record, layout.pipeline, layout.stages, _stage_findings)
     if layout.tensors:
@@ -139,7 +142,18 @@ def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
         said = message("ranks_hold_other_shapes", parameter=layout.other_shape)
         return [*(Finding(question, "unknown", said) for question in OF_HAND), rates(ranks), schedule(ranks)]
     findings = [changed_alike(finding, ranks, record) for finding in _replica_findings(ranks, record)]
+    if layout.kind == "replicas" and (apart := StepsApart.of(ranks, record, meant)):
+        return _with_answers(findings, apart.findings())
     return _unknown_by_hand(findings, layout.pieces) if layout.kind == "by hand" else findings
+
+
+def _with_answers(findings: Sequence[Finding], answers: Sequence[Finding]) -> list[Finding]:
+    """Returns findings with other answers to some of the questions, in the same order; an answer to 'loss weight' falls
+    away with the gradient that it is about."""
+    asked: dict[Question, Finding] = {finding.question: finding for finding in answers}
+    kept = [asked.pop(f.question, f) for f in findings if f.question != "loss weight" or f.question in asked]
+    place = next(place for place, finding in enumerate(kept) if finding.question == "gradient") + 1
+    return [*kept[:place], *asked.values(), *kept[place:]]
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
