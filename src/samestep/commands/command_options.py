@@ -374,8 +374,8 @@ class CheckOptions(Options):
     meant: Annotated[
         str,
         Option(
-            metavar="local_sgd",
-            help="Ranks step apart on purpose, and bring their weights together after some steps; judged by that law.",
+            metavar="local_sgd|own_experts",
+            help="Ranks differ on purpose: step apart, and bring weights together later; or hold experts of their own.",
         ),
     ] = ""
     against: Annotated[

@@ -30,7 +30,7 @@ from samestep.judge.evaluation import evaluation
 from samestep.judge.findings import Ranks, differs
 from samestep.judge.frozen_weights import untrained, with_effects
 from samestep.judge.gradients import changed_alike, gradient
-from samestep.judge.layout import ByHand, Layout, TensorLayout, has_loss
+from samestep.judge.layout import ByHand, Layout, TensorLayout, compute_together, has_loss
 from samestep.judge.pipelines import pipeline_findings
 from samestep.judge.places import Sources
 from samestep.judge.remedies import with_remedy
@@ -142,7 +142,9 @@ def _of_layout(layout: Layout, ranks: Ranks, record: Record, meant: str) -> list
         said = message("ranks_hold_other_shapes", parameter=layout.other_shape)
         return [*(Finding(question, "unknown", said) for question in OF_HAND), rates(ranks), schedule(ranks)]
     findings = [changed_alike(finding, ranks, record) for finding in _replica_findings(ranks, record)]
-    if layout.kind == "replicas" and (apart := StepsApart.of(ranks, record, meant)):
+    if meant == "own_experts":
+        return _unknown_by_hand(findings, [rank.rank for rank in ranks])
+    if layout.kind == "replicas" and (apart := StepsApart.of(ranks, record, is_meant=bool(meant))):
         return _with_answers(findings, apart.findings())
     return _unknown_by_hand(findings, layout.pieces) if layout.kind == "by hand" else findings
 
@@ -215,7 +217,10 @@ def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
 def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckResults:
     """Returns results with these findings, and with the answer that follows from them."""
     right = {finding.question for finding in findings if finding.answer == "right"}
-    shares_out = any(note.id == "layout_of_ranks" and note.fields.get("tensor") for note in results.notes)
+    shares_out = any(
+        note.id == "ranks_compute_together" or (note.id == "layout_of_ranks" and note.fields.get("tensor"))
+        for note in results.notes
+    )
     # Only one process tells whether ranks that compute pieces compute the whole.
     needed = (*NEEDED, ("replayed gradient",)) if shares_out else NEEDED
     missing = [questions[0] for questions in needed if not right.intersection(questions)]
@@ -233,6 +238,8 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
 
 def _notes(ranks: Ranks, layout: Layout) -> list[Message]:
     notes = layout.described(ranks)
+    if layout.kind == "replicas" and compute_together(ranks):
+        notes.append(message("ranks_compute_together"))
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)

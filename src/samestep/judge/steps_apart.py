@@ -32,16 +32,16 @@ class StepsApart:
     meetings: Sequence[Meeting]
 
     @classmethod
-    def of(cls, ranks: Ranks, record: Record, meant: str) -> StepsApart | None:
+    def of(cls, ranks: Ranks, record: Record, *, is_meant: bool) -> StepsApart | None:
         """Returns the ranks, where they are declared or seen to step apart on purpose; None of any others.
 
-        meant: what the script is declared to be, '' for nothing.
+        is_meant: whether the script declares that they do.
         """
         weights = [[rank.steps[step].weights for rank in ranks] for step in common_steps(ranks)]
         if not any(of_rank != of_step[0] for of_step in weights for of_rank in of_step):
             return None
         met = [meeting for meeting in meetings(ranks, record) if meeting.joins()]
-        return cls(ranks, record, met) if met or meant else None
+        return cls(ranks, record, met) if met or is_meant else None
 
     def findings(self) -> list[Finding]:
         """Answers 'gradient', 'loss weight' and 'weights'."""

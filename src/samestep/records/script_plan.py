@@ -18,9 +18,10 @@ REPLAYED = "replay.json"
 REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
 KEPT = "rank{}.kept.pt"
 START, END = "start", "end"  # the names of rank 0's arrays
-# What a training whose ranks differ on purpose may be declared to be: they step apart, and bring weights together.
-Meant = Literal["", "local_sgd"]
-MEANT: tuple[Meant, ...] = ("local_sgd",)
+# What a training whose ranks differ on purpose may be declared to be: they step apart, and bring weights together; or
+# each holds parameters that only it trains.
+Meant = Literal["", "local_sgd", "own_experts"]
+MEANT: tuple[Meant, ...] = ("local_sgd", "own_experts")
 # How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
 Feed = Literal["whole", "by rank", "in turn"]
 
