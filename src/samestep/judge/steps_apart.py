@@ -45,7 +45,7 @@ class StepsApart:
 
     def findings(self) -> list[Finding]:
         """Answers 'gradient', 'loss weight' and 'weights'."""
-        return [*self._gradients(), self._weights()]
+        return [*self._gradients(), self.weights()]
 
     def _gradients(self) -> list[Finding]:
         """Judges whether each step takes a rank's own gradients, or those of all ranks, and what the losses weigh."""
@@ -70,7 +70,7 @@ class StepsApart:
         wrong = next((scale for scale in scales if scale.answer == "differs"), None)
         return [right, wrong or next((scale for scale in scales if scale.answer != "right"), scales[-1])]
 
-    def _weights(self) -> Finding:
+    def weights(self) -> Finding:
         """Judges each meeting, until one is not right."""
         if apart := self._settings_apart():
             return apart
