@@ -103,6 +103,10 @@ TIMES_NEAR_OF_FACTOR, TIMES_NEAR_OF_WEIGHTS = 4, 10
 LEAST_WEIGHT_ADDED = 0.1
 # Gap: how far from one together, or below zero, the ranks' weights in a mean may be found.
 WEIGHTS_OF_MEAN = 1e-2
+# Rounding: of weights in float32 that are a mean of the ranks', relative to them.
+AVERAGED_APART = 1e-6
+# Gap: of the largest share of a rank in weights that ranks bring together. One that has less has none.
+LEAST_SHARE = 0.01
 # Gap: of how far the ranks' shares are from even. How far from those of their numbers of rows.
 BY_NUMBERS_OF_ROWS = 0.1
 # Gap: a gradient against one process's: of the first step, and of later ones, whose rounding a training makes grow.

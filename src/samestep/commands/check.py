@@ -22,7 +22,7 @@ from samestep.commands.fix import try_patches
 from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
 from samestep.commands.setup import check_rank_number
-from samestep.commands.user_sources import read_sources
+from samestep.commands.user_sources import declared_in, meant_by, read_sources
 from samestep.errors import ObservationFailed, TrainingFailed, UserError, say
 from samestep.judge import judge, with_coefficients, with_replay, with_sites
 from samestep.judge.against_one_process import not_replayed
@@ -30,6 +30,7 @@ from samestep.judge.coefficients import one_process_decides
 from samestep.judge.first_module import OF_A_MODULE
 from samestep.judge.layout import Layout
 from samestep.judge.sites import files_of
+from samestep.judge.steps_apart import OF_STEPS_APART, why_met_apart
 from samestep.judge.updates import ended_apart, left_behind, unequal_calls, why_unequal_calls
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
@@ -40,7 +41,7 @@ from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.runs import ResultsIdentity
-from samestep.records.script import CLOSURES, STEP, ClosureRecord, ScriptRecord
+from samestep.records.script import CLOSURES, STEP, UNFINISHED, ClosureRecord, ScriptRecord
 from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.language import with_english
 from samestep.version import __version__
@@ -71,6 +72,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         most_steps=0 if options.steps or not options.replay else MOST_STEPS,
         keep=keep,
         module=options.module,
+        meant=meant_by(options.meant, "--meant"),
         # A record without a replay is made to be compared with another one.
         weights=not options.replay,
         seed=None if options.replay else SEED,
@@ -79,6 +81,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         plan, ranks, record = record_script(options, plan, command)
         sources = read_sources(files_of(ranks))
 
+        plan = replace(plan, meant=plan.meant or declared_in(sources))
+
         def play(replay_folder: Path) -> Record:
             return _run(options, replay_folder, 1)
 
@@ -86,6 +90,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         results = with_coefficients(results, ranks, sources)
         if Layout.of(ranks).kind == "pipeline":
             pass  # the ranks have played the chain of their stages, which is judged already
+        elif any(finding.message.id in OF_STEPS_APART for finding in results.findings):
+            results = with_replay(results, [not_replayed(message("ranks_step_apart"))])
         elif keep and (by_hand := judged_by_hand(results, plan, ranks, record, play)):
             results = by_hand
         elif keep and results.answer == "differs" and not one_process_decides(results.findings):
@@ -254,6 +260,14 @@ def _why_unequal(folder: Path, nproc: int) -> Message | None:
     taken = [len(paths_in(folder, f"rank{rank}.{STEP.format('*')}.npz")) for rank in range(nproc)]
     written = record.written()
     records = {rank: read(ScriptRecord, folder / f"rank{rank}.json") for rank in written}
+    unfinished = {rank: folder / UNFINISHED.format(rank) for rank in range(nproc) if rank not in records}
+    records_of_all = {
+        **records,
+        **{rank: read(ScriptRecord, path) for rank, path in unfinished.items() if path.exists()},
+    }
+    met = [[n for n, step in enumerate(records_of_all[rank].steps) if step.begun] for rank in sorted(records_of_all)]
+    if len(met) == nproc and all(met) and (why := why_met_apart([steps[0] for steps in met])):
+        return why
     taken = [len(records[rank].steps) if rank in records else steps for rank, steps in enumerate(taken)]
     ended_itself = [rank for rank, ended in records.items() if ended.ended == "itself"]
     left = {rank: ended.left for rank, ended in records.items()}

@@ -29,6 +29,9 @@ def judged_by_hand(
     layout = Layout.of(ranks).by_hand
     if layout is None:
         return None
+    if layout.holds_own:
+        why = message("layers_divided_by_hand", ranks=layout.replicas[0])
+        return without_by_hand(results, layout, [not_replayed(why)])
     replayer = Replayer(plan, ranks, run, layout)
     played = _played(replayer, layout)
     division = None if isinstance(played, Message) else Division.of(layout, ranks, played[0])

@@ -357,8 +357,9 @@ class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
     ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
     part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
-    module's name. against: a git revision with which the steps are compared, in place of a replay; packages,
-    against_nproc, against_command: of the other side. out, deadline_s, stall_s: as of the other commands."""
+    module's name. meant: what its ranks do otherwise on purpose. against: a git revision with which the steps are
+    compared, in place of a replay; packages, against_nproc, against_command: of the other side. out, deadline_s,
+    stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[
@@ -379,6 +380,13 @@ class CheckOptions(Options):
         bool,
         Option("--fix", help="Try the patches on a copy of the script, and check it; your files stay."),
     ] = False
+    meant: Annotated[
+        str,
+        Option(
+            metavar="local_sgd|own_experts",
+            help="Ranks differ on purpose: step apart, and bring weights together later; or hold experts of their own.",
+        ),
+    ] = ""
     against: Annotated[
         str | None,
         Option(

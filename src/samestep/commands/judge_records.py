@@ -6,9 +6,10 @@ python -m samestep.commands.judge_records FOLDER    judges the records of samest
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from samestep.commands.user_sources import read_sources
+from samestep.commands.user_sources import declared_in, read_sources
 from samestep.errors import UserError
 from samestep.judge import first_divergence, judge, with_coefficients, with_sites
 from samestep.judge.diff import answer_of, compare_records
@@ -31,6 +32,7 @@ def judge_records(folder: Path) -> CheckResults:
     plan = read(ScriptPlan, folder / PLAN)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(plan.ranks)]
     sources = read_sources(files_of(ranks))
+    plan = replace(plan, meant=plan.meant or declared_in(sources))
     judged = with_coefficients(judge(plan, ranks, Record(folder)), ranks, sources)
     results = with_english(with_sites(judged, ranks, sources, Path.cwd()))
     write(folder / RESULTS, results)

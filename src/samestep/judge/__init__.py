@@ -8,6 +8,7 @@
 - the gradient, as a mean of the ranks' own: gradients, step_gradients, gradient_weights, loss_weight
 - the gradient, against one process: gradient_comparison, and what each layout knows of a difference:
   against_one_process, by_hand_gradients, pipeline_gradients; the module where it begins: first_module
+- ranks that step apart on purpose, and what they bring together: steps_apart, meetings
 - clipping: clipping; rates: updates, against_one_process; schedules: schedules, rate_factors
 - ranks of one replica: replicas, replica_causes (DTensors), judge_by_hand; stages: pipelines, pipeline_replay
 - two recordings, before and after a change: diff, diff_gradients, diff_weights, diff_settings
@@ -29,7 +30,7 @@ from samestep.judge.evaluation import evaluation
 from samestep.judge.findings import Ranks, differs
 from samestep.judge.frozen_weights import untrained, with_effects
 from samestep.judge.gradients import changed_alike, gradient
-from samestep.judge.layout import ByHand, Layout, TensorLayout, has_loss
+from samestep.judge.layout import ByHand, Layout, TensorLayout, compute_together, has_loss
 from samestep.judge.pipelines import pipeline_findings
 from samestep.judge.places import Sources
 from samestep.judge.remedies import with_remedy
@@ -38,6 +39,7 @@ from samestep.judge.rows import order, rows, rows_along_stages
 from samestep.judge.schedules import with_schedules
 from samestep.judge.sites import located
 from samestep.judge.step_gradients import StepGradients
+from samestep.judge.steps_apart import StepsApart
 from samestep.judge.suggested_patches import patch_of
 from samestep.judge.uncalled_code import uncalled_code
 from samestep.judge.updates import initial_weights, rates, schedule, step_counts, updates, weights
@@ -87,7 +89,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     findings = [step_counts(plan, ranks)]
     layout = Layout.of(ranks)
     if steps:
-        findings += _of_layout(layout, ranks, record)
+        findings += _of_layout(layout, ranks, record, plan.meant)
         mistakes = warnings(ranks)
         wrong = {finding.question for finding in mistakes if finding.answer == "differs"}
         findings = [finding for finding in findings if finding.answer != "right" or finding.question not in wrong]
@@ -127,8 +129,9 @@ def _of_evaluation_mode(finding: Finding) -> Finding:
     return Finding(finding.question, "unknown", message("trained_in_evaluation_mode"))
 
 
-def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
-    """Answers the questions that depend on what the ranks are to each other."""
+def _of_layout(layout: Layout, ranks: Ranks, record: Record, meant: str) -> list[Finding]:
+    """Answers the questions that depend on what the ranks are to each other. meant: what the script is declared to
+    be."""
     if layout.pipeline:
         return pipeline_findings(ranks, record, layout.pipeline, layout.stages, _stage_findings)
     if layout.tensors:
@@ -139,7 +142,20 @@ def _of_layout(layout: Layout, ranks: Ranks, record: Record) -> list[Finding]:
         said = message("ranks_hold_other_shapes", parameter=layout.other_shape)
         return [*(Finding(question, "unknown", said) for question in OF_HAND), rates(ranks), schedule(ranks)]
     findings = [changed_alike(finding, ranks, record) for finding in _replica_findings(ranks, record)]
+    if meant == "own_experts":
+        return _unknown_by_hand(findings, [rank.rank for rank in ranks])
+    if layout.kind == "replicas" and (apart := StepsApart.of(ranks, record, is_meant=bool(meant))):
+        return _with_answers(findings, apart.findings())
     return _unknown_by_hand(findings, layout.pieces) if layout.kind == "by hand" else findings
+
+
+def _with_answers(findings: Sequence[Finding], answers: Sequence[Finding]) -> list[Finding]:
+    """Returns findings with other answers to some of the questions, in the same order; an answer to 'loss weight' falls
+    away with the gradient that it is about."""
+    asked: dict[Question, Finding] = {finding.question: finding for finding in answers}
+    kept = [asked.pop(f.question, f) for f in findings if f.question != "loss weight" or f.question in asked]
+    place = next(place for place, finding in enumerate(kept) if finding.question == "gradient") + 1
+    return [*kept[:place], *asked.values(), *kept[place:]]
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
@@ -201,7 +217,10 @@ def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
 def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckResults:
     """Returns results with these findings, and with the answer that follows from them."""
     right = {finding.question for finding in findings if finding.answer == "right"}
-    shares_out = any(note.id == "layout_of_ranks" and note.fields.get("tensor") for note in results.notes)
+    shares_out = any(
+        note.id == "ranks_compute_together" or (note.id == "layout_of_ranks" and note.fields.get("tensor"))
+        for note in results.notes
+    )
     # Only one process tells whether ranks that compute pieces compute the whole.
     needed = (*NEEDED, ("replayed gradient",)) if shares_out else NEEDED
     missing = [questions[0] for questions in needed if not right.intersection(questions)]
@@ -219,6 +238,8 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
 
 def _notes(ranks: Ranks, layout: Layout) -> list[Message]:
     notes = layout.described(ranks)
+    if layout.kind == "replicas" and compute_together(ranks):
+        notes.append(message("ranks_compute_together"))
     for note in (note for rank in ranks for note in rank.notes):
         if note not in notes:
             notes.append(note)

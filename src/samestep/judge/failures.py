@@ -25,7 +25,7 @@ from samestep.judge.places import (
     written,
 )
 from samestep.judge.source import RANK, Source
-from samestep.judge.source_search import calls, ends_of_loops
+from samestep.judge.source_search import calls, decisions_by_rank, ends_of_loops
 from samestep.message import AS_SAID, Message
 from samestep.records.call_site import CallRecord, CallSite
 from samestep.records.findings import Finding
@@ -38,6 +38,7 @@ PLACES: Mapping[str, Sequence[Place]] = {
     "rank_received_data_of_another_size": (around(called("collective")), *PARTING),
     "ranks_end_at_different_steps": (ENDS, beside(beside(ENDS, Source.into), Source.conditions)),
     "rank_leaves_after_exception": (called("leave"),),
+    "ranks_meet_at_different_steps": (written(decisions_by_rank), around(called("collective"))),
     "ranks_left_behind": (decided_by_rank(STEP), decided_by_rank(BACKWARD)),
     "script_starts_fewer_ranks": (written(lambda source: [*calls(source, "Process"), *calls(source, "spawn")]),),
     "parameters_have_no_gradient": (*FROZEN_BY_RANK, called("wrapper")),

@@ -39,7 +39,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     for step in common_steps(ranks):
         gradients, optimizer = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
         before, taken[optimizer] = taken.get(optimizer, {}), gradients.taken[0]
-        if finding := _uncleared(ranks, step):
+        if finding := uncleared(ranks, step):
             return [finding, *scales[:1]]
         if not gradients.names:
             continue
@@ -183,7 +183,7 @@ def _cleared(ranks: Ranks) -> Finding:
     return differs("gradient", "gradient", cause, step=0, rank=0, expected=expected, found=found)
 
 
-def _uncleared(ranks: Ranks, step: int) -> Finding | None:
+def uncleared(ranks: Ranks, step: int) -> Finding | None:
     """Finds parameters whose gradient was not cleared since their optimizer's step before: of several optimizers, of
     which one is forgotten, each has steps and gradients of its own."""
     for rank, record in enumerate(ranks):

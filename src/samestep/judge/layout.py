@@ -20,7 +20,7 @@ from samestep.judge.losses import losses_of
 from samestep.message import Message, message
 from samestep.records.divided_models import MeshRecord, PieceRecord
 from samestep.records.script import ScriptRecord
-from samestep.records.torch_collectives import exchanges_parts
+from samestep.records.torch_collectives import WITH_HISTORY, exchanges_parts
 
 Kind = Literal["pipeline", "tensors", "stages", "other shapes", "by hand", "replicas"]
 
@@ -193,6 +193,10 @@ class ByHand:
     """Whether the ranks of a replica have one loss of the same rows in each step and different weights, so that they
     compute it together."""
 
+    holds_own: bool = False
+    """Whether all that tells so is that ranks of other rows hand each other what they compute, and keep some parameters
+    apart, as experts. Of these one process may have as many as a rank: it is no whole model then."""
+
     @classmethod
     def of(cls, ranks: Ranks) -> ByHand | None:
         """Returns how the ranks may share out a model; None where nothing says that they do."""
@@ -209,11 +213,14 @@ class ByHand:
         same_read = any(read[first] and read[first] == read[other_rank] for first, other_rank in members)
         apart = any(_held(ranks[first]) != _held(ranks[other_rank]) for first, other_rank in members)
         exchanges = any(exchanges_parts(name) for talk in talks for name in talk.forward)
-        if not (same_rows or same_read or apart or exchanges):
+        own = any(_hold_own([ranks[rank] for rank in replica]) for replica in replicas)
+        own = own and not (same_rows or same_read or exchanges)
+        if not (same_rows or same_read or apart or exchanges or own):
             return None
         pieces_of_rows = same_read and not same_rows
         is_certain = exchanges or pieces_of_rows or len({frozenset(rank.start) for rank in ranks}) > 1
         is_certain = is_certain or any(ranks[a].shapes != ranks[b].shapes for a, b in members)
+        own = own and not is_certain
         is_one_model = (same_rows or same_read) and apart and _have_one_loss(ranks, members)
         shares = same_rows or same_read
         readers = [
@@ -222,7 +229,7 @@ class ByHand:
             for place, rank in enumerate(replica)
             if not shares or not any(_is_same(read, rows, rank, other_rank) for other_rank in replica[:place])
         ]
-        return cls(replicas, readers, shares, is_certain or is_one_model, is_one_model)
+        return cls(replicas, readers, shares, is_certain or is_one_model or own, is_one_model, own)
 
     def readers(self, ranks: Ranks) -> list[int]:
         """Returns the ranks whose rows are together those of one process."""
@@ -249,6 +256,26 @@ class ByHand:
 
     def replica_of(self, rank: int) -> list[int]:
         return next(replica for replica in self.replicas if rank in replica)
+
+
+def compute_together(ranks: Ranks) -> bool:
+    """Returns whether ranks hand each other, in training forwards, tensors of which gradients come back: what one rank
+    computes is then of others' rows, or of others' parts of the same rows."""
+    return any(
+        talk.forward and (talk.backward or any(name.endswith(WITH_HISTORY) for name in talk.forward))
+        for rank in ranks
+        for talk in rank.talks
+    ) or any(talk.forward and step.gathers for rank in ranks for talk in rank.talks for step in rank.steps[:1])
+
+
+def _hold_own(ranks: Ranks) -> bool:
+    """Returns whether ranks that compute together keep some parameters apart, as their own experts, and the others
+    alike."""
+    if not compute_together(ranks) or not (steps := common_steps(ranks)):
+        return False
+    first, *others = [rank.steps[steps[-1]].weights for rank in ranks]
+    apart = [name for name in first if any(of_rank.get(name) != first[name] for of_rank in others)]
+    return 0 < len(apart) < len(first)
 
 
 def _have_one_loss(ranks: Ranks, members: Sequence[Sequence[int]]) -> bool:

@@ -336,6 +336,11 @@ class Parameters:
         unflattened = [name for name in held if id(self.by_name[name]) not in self.flattened.parts]
         return self._taken_gradients.end_step(unflattened, self.by_name)
 
+    def changed_since_step(self) -> dict[str, int]:
+        """Returns the digests of the whole parameters, if some have changed since the step before; else none."""
+        digests = sharding.digests_of(self.by_name)
+        return self._of_whole_parameters(digests) if digests != self._digests else {}
+
     def after_step(self) -> tuple[dict[str, int], list[str]]:
         """Returns (digests of the whole parameters, names of all that have moved since the step before)."""
         digests = sharding.digests_of(self.by_name)

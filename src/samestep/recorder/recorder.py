@@ -39,6 +39,7 @@ from samestep.recorder.settings import schedule_record, settings_of
 from samestep.recorder.steps_alone import StepsAlone
 from samestep.recorder.steps_to_record import StepsToRecord
 from samestep.recorder.untrained_tensors import Untrained, patch_copies
+from samestep.recorder.weights_apart import WeightsApart
 from samestep.recorder.window import Window, dtype_name
 from samestep.records.call_site import Call
 from samestep.records.files import write
@@ -152,6 +153,7 @@ class Recorder:
         self._skipped = plan.replay.alone if plan.replay else 0  # steps that rank 0 had taken alone
         self.engine: Any = None
         self.parameters = Parameters(world.size, on_gradient=self._add_gradient)
+        self._weights_apart = WeightsApart(self.parameters, is_recorded=world.size > 1 and plan.replay is None)
         self.window, self.steps = Window(), list[StepRecord]()
         self._taken: dict[str, Tensor] = {}  # the gradients of the present step
         self._buffers: dict[str, int] = {}  # digests of the buffers after the first step
@@ -361,6 +363,7 @@ class Recorder:
         self._add_module(module)
         self.parameters.pieces.begin_forward(inputs)
         self._untrained.note_updates()
+        self._weights_apart.begin_forward()
         micro_batch = self.window.current()
         rows = rows_of(inputs)
         micro_batch.rows += rows
@@ -447,6 +450,7 @@ class Recorder:
 
     def _begin_step(self) -> None:
         self._taken = {}
+        self.timed(self._weights_apart.begin_step)()
         self.window.unawaited = self._reductions.unawaited()
         self.timed(self._sites.note)("optimizer step")
         if not self.steps:
@@ -483,6 +487,7 @@ class Recorder:
         """Takes the gradients. Horovod's wrapper reduces them before the optimizer's own step: the last ones count."""
         if not self.engine:
             self._taken = self.timed(self.parameters.gradients)(self.window.local) or self._taken
+            self.timed(self._weights_apart.take)(self.window, self._taken)
 
     def _around_closure(self, closure: Callable[[], Any]) -> Any:
         self.window.begin_again()
@@ -532,8 +537,11 @@ class Recorder:
         if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
         elsewhere = [self.parameters.held_by(known) for known in self._optimizers if known is not optimizer]
+        held = self.parameters.held_by(optimizer)
         taken = {
-            name: gradient for name, gradient in self._taken.items() if not any(name in held for held in elsewhere)
+            name: gradient
+            for name, gradient in self._taken.items()
+            if name in held or not any(name in of_other for of_other in elsewhere)
         }
         window, self.window = self.window, Window()
         if self._world.size > 1 and not self._may_communicate:
@@ -542,8 +550,8 @@ class Recorder:
         if not self.steps:
             self._untrained.add_copies(self.parameters.by_name)
         changed, updates, early = self._untrained.after_step()
-        window.write(self._folder, self._world.rank, len(self.steps), taken, self._sums_of_step(changed))
-        held = self.parameters.held_by(optimizer)
+        sums = self._sums_of_step(changed) | self._weights_apart.end_step(optimizer, self._optimizers)
+        window.write(self._folder, self._world.rank, len(self.steps), taken, sums)
         schedulers = [scheduler for scheduler in self._schedulers if patches.optimizer_of(scheduler) is optimizer]
         self.steps.append(
             StepRecord(
@@ -575,6 +583,7 @@ class Recorder:
                 foreign=sum(len(group["params"]) for group in optimizer.param_groups) - len(held),
                 uncleared=[] if self.engine else self.parameters.uncleared(held),
                 settings=self._new_settings(optimizer),
+                begun=self._weights_apart.begun,
                 modes=self._modes.of_optimizer(window.modes, held),
             )
         )

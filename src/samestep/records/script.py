@@ -22,6 +22,9 @@ STEP = "step{}"  # the name of a step's arrays
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 # The same sums of the weights before the first step, and after each one, where the plan asks for them.
 BEFORE, AFTER = "before {}", "after {}"
+# Of an outer optimizer, which moves copies of the parameters of ranks that step apart: the gradient that it took of the
+# copy of a parameter, and the copy after its step. Such ranks have BEFORE and AFTER, too.
+OUTER_GRADIENT, OUTER_WEIGHTS = "outer gradient {}", "outer weights {}"
 AVERAGE = "average {}"  # names of the tensors that no optimizer moves: at first, and where they have changed
 LOCAL_PIECE = "local {}"  # of the gradients that the rank computes in all micro-batches
 ENGINE_CLIPPING = "gradient_clipping"  # among the settings of an engine's optimizer: the norm allowed
@@ -212,6 +215,10 @@ class StepRecord:
 
     settings: list[GroupSettings] = field(default_factory=list)
     """Settings of each of the optimizer's groups. Empty where they are those of the optimizer's step before."""
+
+    begun: Mapping[str, int] = field(default_factory=dict)
+    """Parameter or buffer -> its digest before the step, where the rank steps with its own gradients, and the script
+    has written other weights since the step before. Empty of any other step."""
 
     modes: Mapping[str, bool] = field(default_factory=dict)
     """Layer that computes otherwise in evaluation mode (dropout, BatchNorm) -> whether it was in training mode at each

@@ -18,6 +18,10 @@ REPLAYED = "replay.json"
 REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
 KEPT = "rank{}.kept.pt"
 START, END = "start", "end"  # the names of rank 0's arrays
+# What a training whose ranks differ on purpose may be declared to be: they step apart, and bring weights together; or
+# each holds parameters that only it trains.
+Meant = Literal["", "local_sgd", "own_experts"]
+MEANT: tuple[Meant, ...] = ("local_sgd", "own_experts")
 # How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
 Feed = Literal["whole", "by rank", "in turn"]
 
@@ -110,6 +114,9 @@ class ScriptPlan:
 
     weights: bool = False
     """Whether to record sums of the weights before the first step and after each step."""
+
+    meant: Meant = ""
+    """Training that the script is declared to be. '': one whose ranks take the same steps."""
 
     seed: int | None = None
     """Seed, on rank 0, of random numbers that the script does not seed; each next rank adds 1. None: the system's."""

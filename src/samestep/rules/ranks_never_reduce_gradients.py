@@ -21,8 +21,8 @@ def forward_through_the_wrapper(script: Script) -> None:
 
 
 RULE = Rule(
-    en="the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is never left, or no wrapper at all)",
-    zh="梯度从未归约：每个 rank 用自己的梯度更新（通过 .module 前向、一直没有离开 no_sync，或根本没有包装模型）",
+    en="the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is never left, or no wrapper at all); where ranks step apart on purpose and bring their weights together later, as in local SGD, --meant local_sgd says so, and --steps records until they do",
+    zh="梯度从未归约：每个 rank 用自己的梯度更新（通过 .module 前向、一直没有离开 no_sync，或根本没有包装模型）；如果各 rank 有意分别更新、之后再合并权重（如 local SGD），用 --meant local_sgd 声明，并用 --steps 记录到合并为止",
     lines=(
         UNWRAPPED,
         written(synchronisation),

@@ -120,6 +120,18 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "--schedule Interleaved1F1B",
     ),
     "pipeline_replicas": ("", "--ddp", "--gpipe", "--clip 0.1", "--ddp --optimizer AdamW"),
+    "local_sgd": (
+        "",
+        "--optimizer AdamW --clip 0.3",
+        "--norm",
+        "--how diloco",
+        "--how diloco --optimizer AdamW",
+        "--how offloaded",
+        "--how slowmo",
+        "--how federate",
+        "--how federate --norm",
+        "--how gossip",
+    ),
     "stages_by_hand": ("", "--parts 1", "--clip 0.1", "--clip 0.1 --optimizer AdamW"),
 }
 # Where two do not show the layout.

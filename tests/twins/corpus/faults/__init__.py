@@ -1,6 +1,6 @@
 """The faults of the twins, by what they are about."""
 
-from corpus.faults import by_hand, coefficients, control, data, layouts, losses, pipelines, schedules, state
+from corpus.faults import by_hand, coefficients, control, data, layouts, local_sgd, losses, pipelines, schedules, state
 
 FAULTS = (
     *data.FAULTS,
@@ -12,4 +12,5 @@ FAULTS = (
     *layouts.FAULTS,
     *pipelines.FAULTS,
     *by_hand.FAULTS,
+    *local_sgd.FAULTS,
 )
