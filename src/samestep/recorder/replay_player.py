@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +42,15 @@ from samestep.recorder.one_rank import (
 )
 from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
 from samestep.recorder.patches import in_backward, make_gradients_small, patch_autograd, patch_training_forwards
-from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
+from samestep.recorder.random_numbers import (
+    are_places,
+    joined_draws,
+    patch_draws,
+    patch_numpy_draws,
+    random_states,
+    set_random_states,
+    torch_state,
+)
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.recorder.sharding import load_whole, raw_engine_gradients, refresh_engine, values_held, whole_of
@@ -84,6 +92,12 @@ class ReplayPlayer:
         # A script that computes its loss of batches that it makes itself is not fed: it must make the ranks' batches.
         self._makes = not self._from_loader and not all(forward.loss for forward in first.forwards)
         self._by_rank = not plan.in_turn and any(rank.draws or rank.batch_norm for rank in self._ranks)
+        # An evaluation that draws its rows may be on some ranks alone.
+        self._skips_evaluations = self._makes and any(_counts(rank) != _counts(first) for rank in self._ranks)
+        if self._skips_evaluations:
+            for rank in self._ranks:
+                rank.drawn = [drawn.outside_evaluations() for drawn in rank.drawn]
+        self._drawn_in_turn = 0  # how many numbers were drawn, where each micro-batch is one rank's
 
     def _read(self, folder: Path) -> list[ReplayData]:
         """Reads the files that the ranks have kept. Classes that the script defines are not known before it runs."""
@@ -112,14 +126,13 @@ class ReplayPlayer:
             return message("forwards_differ_between_ranks")
         if any(list(map(len, rank.passes)) != list(map(len, first.passes)) for rank in self._ranks):
             return message("batches_differ_between_ranks")
-        if self._makes and self._by_rank:
-            return message("makes_other_batches")
         # Where the model's inputs are fed, numbers that are drawn for them outside of torch do not matter.
         if (self._from_loader or self._makes) and any(rank.outside for rank in self._ranks):
             return message("draws_outside_torch")
-        if self._from_loader and any(_counts(rank) != _counts(first) for rank in self._ranks):
+        counts = _counts(first)
+        if (self._from_loader or self._makes) and any(_counts(rank) != counts for rank in self._ranks):
             return message("draws_differ_between_ranks")
-        if in_turn and any(_counts(first)):
+        if in_turn and any(counts) and (self._from_loader or (self._makes and not _draws_each(counts)[0])):
             return message("draws_cannot_be_played_in_turn")
         return message("several_forwards_in_a_micro_batch") if in_turn and first.several else None
 
@@ -144,8 +157,9 @@ class ReplayPlayer:
         patch_loaders(hooks, self._next, self._length)
         patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
         # Else the model's inputs are fed, or there are none.
-        if self._from_loader and not self._plan.in_turn:
+        if self._makes or (self._from_loader and not self._plan.in_turn):
             patch_draws(hooks, self._draw)
+            patch_numpy_draws(hooks, self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._recorder.before_engine_step = self._before_engine_step
@@ -272,9 +286,10 @@ class ReplayPlayer:
         first, sizes = forwards[0], [len(forward.rows) for forward in forwards]
         order = RowOrder(sizes, [*range(sum(sizes))])
         if self._makes:
-            # Where it has drawn other random numbers than a rank, its targets may be others, too.
-            same_states = _are_equal(random_states(), first.random_states)
-            if not same_states or not is_joined((args, kwargs), [forward.inputs for forward in forwards]):
+            # What it has drawn before the first forward is not known: its data may be others than a rank's.
+            same_states = self._forwards > 1 or _are_equal(random_states(), first.random_states)
+            is_known = same_states and is_joined((args, kwargs), [forward.inputs for forward in forwards])
+            if not is_known or (self._by_rank and len(rows_of((args, kwargs))) != sum(sizes)):
                 self.stop(message("makes_other_batches"), needs_turns=self._may_need_turns)
         elif not self._from_loader:
             args, kwargs = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
@@ -379,23 +394,51 @@ class ReplayPlayer:
 
     # Random numbers beside the model
 
-    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
+    def _draw(self, call: Any) -> Tensor:
         """Returns the numbers that the ranks together have drawn, in place of those that the script draws outside of
         the model."""
-        numbers = call()
-        drawn = [rank.drawn[self._events] for rank in self._ranks if self._events < len(rank.drawn)]
-        if self._inside or self._recorder.skips or not drawn or (drawn[0].after_read and not self._read_since):
+        numbers: Tensor = call()
+        # In turn there are more events than on a rank; later ones are as the last.
+        drawn = [rank.drawn[min(self._events, len(rank.drawn) - 1)] for rank in self._ranks if rank.drawn]
+        is_late = not drawn or (self._events >= len(self._ranks[0].drawn) and not self._plan.in_turn)
+        if self._inside or self._recorder.skips or is_late or (drawn[0].after_read and not self._read_since):
             return numbers
+        if drawn[0].places_only and not are_places(numbers):
+            return numbers
+        if self._skips_evaluations and not torch.is_grad_enabled():
+            return numbers
+        if self._plan.in_turn:
+            return self._given(call, numbers, self._drawn_of_rank(numbers))
         self._draws += 1
         # A draw after the last one of the event is in no list.
-        if self._draws > len(drawn[0].values):
+        if self._draws > len(drawn[0]):
             return numbers
-        value = joined_draws([of_rank.values[self._draws - 1] for of_rank in drawn], numbers.shape)
-        if value is None:
+        following = self._ranks[0].forwards[min(self._forwards, len(self._ranks[0].forwards) - 1)]
+        parts = [of_rank.values[self._draws - 1] for of_rank in drawn]
+        return self._given(call, numbers, joined_draws(parts, numbers.shape, rows=len(following.rows)))
+
+    def _given(self, call: Any, numbers: Tensor, value: Tensor | None) -> Tensor:
+        """Returns recorded numbers in place of those that were drawn, in the same tensor where they have its shape."""
+        if value is not None and value.shape == numbers.shape:
+            with torch.no_grad():
+                numbers.copy_(value)
+            return numbers
+        is_in_place = any(given is numbers for given in (*call.args, *call.keywords.values()))
+        if value is None or is_in_place:
             self.stop(message("draws_for_a_whole_batch", shape=str(tuple(numbers.shape))))
-        with torch.no_grad():
-            numbers.copy_(value)
-        return numbers
+        return value.to(numbers.device)
+
+    def _drawn_of_rank(self, numbers: Tensor) -> Tensor | None:
+        """Returns the numbers of the rank whose micro-batch is drawn, of which each has as many draws."""
+        each, beforehand = _draws_each(_counts(self._ranks[0]))
+        number, self._drawn_in_turn = self._drawn_in_turn - beforehand, self._drawn_in_turn + 1
+        if number < 0:
+            return numbers
+        rank, place = self._place(number // each)
+        values = [numbers for drawn in self._ranks[rank].drawn for numbers in drawn.values]
+        at = beforehand + place * each + number % each
+        value = values[at] if at < len(values) else numbers
+        return value if value.shape == numbers.shape else None
 
     def _end_draws(self) -> None:
         """Ends the draws before a forward or a backward pass."""
@@ -403,7 +446,7 @@ class ReplayPlayer:
             return
         counts = _counts(self._ranks[0])
         wanted = counts[self._events] if self._events < len(counts) else 0
-        if self._from_loader and not self._plan.in_turn and self._draws < wanted:
+        if (self._from_loader or self._makes) and not self._plan.in_turn and self._draws < wanted:
             self.stop(message("draws_differ_in_one_process"))
         self._events, self._draws, self._read_since = self._events + 1, 0, False
 
@@ -495,7 +538,14 @@ class ReplayPlayer:
 
 def _counts(rank: ReplayData) -> list[int]:
     """Returns how many random numbers a rank has drawn before each forward and backward pass, beside the model."""
-    return [len(drawn.values) for drawn in rank.drawn]
+    return [len(drawn) for drawn in rank.drawn]
+
+
+def _draws_each(counts: Sequence[int]) -> tuple[int, int]:
+    """Returns (how many draws belong to each micro-batch, how many before the first one belong to none). The first is 0
+    where that is not the same number throughout."""
+    each = {*filter(None, counts[1:])}
+    return (min(each), counts[0] - min(each)) if len(each) == 1 and counts[0] >= min(each) else (0, 0)
 
 
 def _unwrapped(module: Any) -> Any:

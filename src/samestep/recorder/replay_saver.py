@@ -23,7 +23,15 @@ from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
 from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
-from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness, torch_state
+from samestep.recorder.random_numbers import (
+    Drawn,
+    are_places,
+    patch_draws,
+    patch_numpy_draws,
+    random_states,
+    randomness,
+    torch_state,
+)
 from samestep.recorder.recorder import Recorder
 from samestep.records.script_plan import END, KEPT, START
 from samestep.records.tensor_files import write_state
@@ -87,7 +95,7 @@ class ReplayData:
     """Whether random numbers are drawn inside a forward."""
 
     outside: bool = False
-    """Whether some of the numbers of `drawn` are drawn otherwise than by torch's functions."""
+    """Whether some of the numbers of `drawn` are drawn otherwise than by functions that are patched."""
 
     batch_norm: bool = False
     """Whether a BatchNorm layer in training mode normalises this rank's rows by themselves."""
@@ -116,7 +124,8 @@ class ReplaySaver:
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
         self._randomness = ""  # the random state after the latest batch, forward or draw
-        self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
+        # unknown: whether there are draws by other functions than those that are patched
+        self._drawn, self._unknown = Drawn(places_only=True), False
         self._inside = False  # whether a forward, or a loader, is running
         self._outputs, self._read_tensors = Outputs(), Outputs()
         self._micro_batch = (-1, -1)  # (step, number) of the latest forward
@@ -129,6 +138,7 @@ class ReplaySaver:
         patch_loaders(hooks, self._read, self._length)
         patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
         patch_draws(hooks, self._draw)
+        patch_numpy_draws(hooks, self._draw)
         numpy = sys.modules.get("numpy")
         for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
             hooks.attach(owner, name, self._seed)
@@ -148,6 +158,8 @@ class ReplaySaver:
         self.data.passes = [self._batches.get(number, []) for number in trained]
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
+        if trained and self.data.drawn and self.data.drawn[0].places_only:
+            self.data.drawn[0] = Drawn()  # its loader has chosen the rows
         self._save()
         self._drop_copies()
         write_state(self._folder, self._world.rank, START, self._start)
@@ -246,11 +258,16 @@ class ReplaySaver:
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""
-        if self._inside or not self._randomness:
+        if self._inside:
             return call()
+        if self._drawn.places_only:
+            numbers = call()
+            if are_places(numbers):
+                self._drawn.keep(self._copied(numbers))
+            return numbers
         self._unknown |= self._is_changed()
         numbers = call()
-        self._drawn.values.append(self._copied(numbers))
+        self._drawn.keep(self._copied(numbers))
         self._randomness = randomness()
         return numbers
 

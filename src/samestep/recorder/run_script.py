@@ -80,6 +80,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
         def stop(result: ReplayRecord) -> NoReturn:
             write(folder / REPLAYED, result)
+            # The record asks the script's samplers, which draw: nothing is fed to them any more.
+            recorder.hooks.detach()
             leave(recorder.record("itself"))
 
         os.chdir(plan.replay.work)
