@@ -19,6 +19,7 @@ from samestep.message import Message, message
 from samestep.rank.shards import block_of
 from samestep.recorder.batches import (
     CannotJoin,
+    Packed,
     RowOrder,
     are_pieces,
     is_joined,
@@ -66,7 +67,8 @@ class ReplayPlayer:
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[ReplayRecord], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._ranks = self._read(folder)
+        paths = [folder / KEPT.format(rank) for rank in range(plan.ranks)]
+        self._ranks: list[ReplayData] = [torch.load(path, weights_only=False) for path in paths]
         # Which tensors of a model that the script divides itself are whole is known once the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
         self._gathered = GatheredWithHistory()
@@ -99,13 +101,12 @@ class ReplayPlayer:
                 rank.drawn = [drawn.outside_evaluations() for drawn in rank.drawn]
         self._drawn_in_turn = 0  # how many numbers were drawn, where each micro-batch is one rank's
 
-    def _read(self, folder: Path) -> list[ReplayData]:
-        """Reads the files that the ranks have kept. Classes that the script defines are not known before it runs."""
-        paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
+    def _opened(self, packed: Packed | None) -> Any:
+        """Returns a batch, or inputs of a model."""
         try:
-            return [torch.load(path, weights_only=False) for path in paths]
+            return packed.opened() if packed else None
         except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-            self._leave(ReplayRecord(message("batches_of_unknown_class", error=str(error))))
+            self.stop(message("batches_of_unknown_class", error=str(error)))
 
     @property
     def ranks(self) -> int:
@@ -243,8 +244,8 @@ class ReplayPlayer:
             self.stop(message("more_batches_in_one_process"), needs_turns=self._may_need_turns)
         self._read_since, self._draws = True, 0
         if self._plan.in_turn:
-            return self._ranks[rank].passes[number][place]
-        return self._joined([data.passes[number][place] for data in self._ranks])
+            return self._opened(self._ranks[rank].passes[number][place])
+        return self._joined([self._opened(data.passes[number][place]) for data in self._ranks])
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
@@ -285,24 +286,25 @@ class ReplayPlayer:
         is given here; and which rows of the ranks they are. Ends the replay where it has others."""
         first, sizes = forwards[0], [len(forward.rows) for forward in forwards]
         order = RowOrder(sizes, [*range(sum(sizes))])
+        inputs = [self._opened(forward.inputs) for forward in forwards]
         if self._makes:
             # What it has drawn before the first forward is not known: its data may be others than a rank's.
             same_states = self._forwards > 1 or _are_equal(random_states(), first.random_states)
-            is_known = same_states and is_joined((args, kwargs), [forward.inputs for forward in forwards])
+            is_known = same_states and is_joined((args, kwargs), inputs)
             if not is_known or (self._by_rank and len(rows_of((args, kwargs))) != sum(sizes)):
                 self.stop(message("makes_other_batches"), needs_turns=self._may_need_turns)
         elif not self._from_loader:
-            args, kwargs = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
+            args, kwargs = moved_like(self._joined(inputs), (args, kwargs))
         else:
-            rows, given = rows_of((args, kwargs)), [forward.inputs for forward in forwards]
+            rows = rows_of((args, kwargs))
             is_first = not self._recorder.steps
             near = COMPUTED_ROWS_APART_FIRST if is_first else COMPUTED_ROWS_APART_LATER
             known = order_of_rows(rows, [f.rows for f in forwards])
-            if known is None and all(inputs is not None for inputs in given):
-                known = order_of_values((args, kwargs), given, near)
+            if known is None and all(given is not None for given in inputs):
+                known = order_of_values((args, kwargs), inputs, near)
             if known is None and self._are_pieces(self._forwards - 1, (args, kwargs)):
                 known = order
-            if known is None and is_first and is_rescaled_by_rank((args, kwargs), given):
+            if known is None and is_first and is_rescaled_by_rank((args, kwargs), inputs):
                 self.stop(message("rows_normalised_by_own_rank"))
             if known is not None and not known.keeps_ranks:
                 self.stop(message("replay_reads_other_rows"))
@@ -315,7 +317,7 @@ class ReplayPlayer:
         """Returns whether a forward's inputs are what the ranks of the replicas were given pieces of."""
         if not self._hand:
             return False
-        given = [data.forwards[place].inputs for data in self._all_ranks]
+        given = [self._opened(data.forwards[place].inputs) for data in self._all_ranks]
         return all(inputs is not None for inputs in given) and are_pieces(inputs, given)
 
     def _call_by_rank(

@@ -18,7 +18,7 @@ from samestep.job.foreign import attribute_of, is_a, named_buffers_in, parts_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
-from samestep.recorder.batches import Outputs, copied, holds_loss
+from samestep.recorder.batches import Outputs, Packed, copied, holds_loss
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
@@ -53,7 +53,7 @@ class Forward:
     random_states: list[Tensor]
     """The states of torch's generators before the forward."""
 
-    inputs: Any = None
+    inputs: Packed | None = None
     """The inputs as (args, kwargs), where they are not the tensors of a loader's batch. None: they are."""
 
     loss: bool = False
@@ -70,7 +70,7 @@ class Forward:
 class ReplayData:
     """What one rank saves for a replay."""
 
-    passes: list[list[Any]] = field(default_factory=list)
+    passes: list[list[Packed]] = field(default_factory=list)
     """The batches of each pass over a loader that was trained with: [pass][batch]."""
 
     numbers: list[int] = field(default_factory=list)
@@ -122,6 +122,7 @@ class ReplaySaver:
         self._recorder, self._folder, self._world = recorder, folder, world
         self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
+        self._inputs: list[Any] = []  # of each forward
         self._start: Weights = {}
         self._randomness = ""  # the random state after the latest batch, forward or draw
         # unknown: whether there are draws by other functions than those that are patched
@@ -149,13 +150,13 @@ class ReplaySaver:
     def forget(self) -> None:
         """Forgets what was saved so far, which was no training of all ranks."""
         self.data = ReplayData(lengths=self.data.lengths)
-        self._start, self._micro_batch = {}, (-1, -1)
+        self._start, self._inputs, self._micro_batch = {}, [], (-1, -1)
 
     def write(self) -> None:
         """Writes what the replay needs into the folder."""
         passes = self._recorder.loaders.passes
         trained = [number for number, loader_pass in enumerate(passes) if loader_pass.trained]
-        self.data.passes = [self._batches.get(number, []) for number in trained]
+        self._pack([self._batches.get(number, []) for number in trained])
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
         if trained and self.data.drawn and self.data.drawn[0].places_only:
@@ -177,15 +178,18 @@ class ReplaySaver:
         if self._world.rank and not self._recorder.group_operations:
             self._start = {name: tensor for name, tensor in self._start.items() if name in self.data.places}
 
-    def _save(self) -> None:
-        path = self._folder / KEPT.format(self._world.rank)
+    def _pack(self, passes: list[list[Any]]) -> None:
         try:
-            with open_new(path) as file:
-                torch.save(self.data, file)
+            self.data.passes = [[Packed(batch) for batch in batches] for batches in passes]
+            for forward, inputs in zip(self.data.forwards, self._inputs):
+                forward.inputs = None if inputs is None else Packed(inputs)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
             why = message("batch_not_saved", kind=type(error).__name__, error=str(error))
-            with open_new(path) as file:
-                torch.save(ReplayData(why_not=why), file)
+            self.data = ReplayData(why_not=why)
+
+    def _save(self) -> None:
+        with open_new(self._folder / KEPT.format(self._world.rank)) as file:
+            torch.save(self.data, file)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         outside, self._inside = self._inside, True  # the numbers that the loader draws itself, also where it ends
@@ -237,11 +241,11 @@ class ReplaySaver:
         if new:
             self._start |= self._weights({f"buffer {n}": b for n, b in buffers(module).items() if not is_shard(b)})
         given = (args, kwargs)
+        self._inputs.append(None if self._read_tensors.are_all_of(given) else self._copied(given))
         self.data.forwards.append(
             Forward(
                 rows=rows_of(given),
                 random_states=random_states(),
-                inputs=None if self._read_tensors.are_all_of(given) else self._copied(given),
                 computed=self._outputs.are_used_in(given),
             )
         )
