@@ -31,6 +31,7 @@ from samestep.recorder.batches import (
     order_of_values,
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
+from samestep.recorder.modules_by_rank import ModulesByRank
 from samestep.recorder.one_rank import (
     GatheredWithHistory,
     WholeLosses,
@@ -94,6 +95,9 @@ class ReplayPlayer:
         # A script that computes its loss of batches that it makes itself is not fed: it must make the ranks' batches.
         self._makes = not self._from_loader and not all(forward.loss for forward in first.forwards)
         self._by_rank = not plan.in_turn and any(rank.draws or rank.batch_norm for rank in self._ranks)
+        # What a forward exchanges with other ranks, it would exchange with none where it is called for each rank.
+        is_plain = not plan.readers and not plan.by_hand
+        self._exchanges = self._by_rank and is_plain and any(rank.exchanges for rank in self._ranks)
         # An evaluation that draws its rows may be on some ranks alone.
         self._skips_evaluations = self._makes and any(_counts(rank) != _counts(first) for rank in self._ranks)
         if self._skips_evaluations:
@@ -190,7 +194,7 @@ class ReplayPlayer:
             base_rates=self._base_rates,
             recorded_base_rates=self._ranks[0].base_rates,
             held=self._hand.held if self._hand else {},
-            means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
+            means=self._by_rank and not self._exchanges and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.used,
             adds_numbers=bool(self._one_rank and self._one_rank.adds_numbers),
@@ -334,6 +338,9 @@ class ReplayPlayer:
         if attribute_of(module, "_orig_mod") is not None:
             self.stop(message("compiled_model_not_played_by_rank"))
         inner = _unwrapped(module)
+        if self._exchanges:
+            with ModulesByRank(forwards, order, self.stop).attached(inner):
+                return call(*args, **kwargs)
         before, forward = inner.__dict__.get("forward"), inner.forward
         lists = lists_of_rows(args, sum(order.sizes))
         frozen = [(name, parameter) for name, parameter in named_parameters_in(inner) if not parameter.requires_grad]

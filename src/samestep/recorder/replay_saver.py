@@ -22,7 +22,7 @@ from samestep.recorder.batches import Outputs, Packed, copied, holds_loss
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
-from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
+from samestep.recorder.patches import in_backward, patch_autograd, patch_gathers, patch_training_forwards
 from samestep.recorder.random_numbers import (
     Drawn,
     are_places,
@@ -35,6 +35,7 @@ from samestep.recorder.random_numbers import (
 from samestep.recorder.recorder import Recorder
 from samestep.records.script_plan import END, KEPT, START
 from samestep.records.tensor_files import write_state
+from samestep.records.torch_collectives import TO_ALL
 from samestep.world import World
 from samestep.world.regular_files import open_new
 
@@ -100,6 +101,9 @@ class ReplayData:
     batch_norm: bool = False
     """Whether a BatchNorm layer in training mode normalises this rank's rows by themselves."""
 
+    exchanges: bool = False
+    """Whether a forward exchanges tensors with other ranks, so that a rank's loss depends on the rows of others."""
+
     drawn: list[Drawn] = field(default_factory=list)
     """The random numbers drawn between a batch and the end of its loss, but not in the forward. One entry holds what
     was drawn before one forward or backward pass."""
@@ -138,6 +142,7 @@ class ReplaySaver:
         patch_training_forwards(hooks, self._forward)
         patch_loaders(hooks, self._read, self._length)
         patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        patch_gathers(hooks, self._note_exchange, [collective.name for collective in TO_ALL])
         patch_draws(hooks, self._draw)
         patch_numpy_draws(hooks, self._draw)
         numpy = sys.modules.get("numpy")
@@ -235,6 +240,7 @@ class ReplaySaver:
         parameters = self._recorder.parameters.by_name
         self._end_draws()
         self.data.batch_norm |= any(map(_is_batch_norm, parts_in(module)))
+        self.data.exchanges |= any(is_a(part, nn.SyncBatchNorm) for part in parts_in(module))
         self.data.why_not = self.data.why_not or self._why_not()
         new = {name: parameter for name, parameter in parameters.items() if name not in self._start}
         self._start |= self._weights(new)
@@ -259,6 +265,9 @@ class ReplaySaver:
         if parameters.flattened.parts or parameters.flattened.hides:
             return message("flattened_parameters_not_replayed")
         return None
+
+    def _note_exchange(self, has_gradient: bool) -> None:
+        self.data.exchanges |= self._inside and has_gradient
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""

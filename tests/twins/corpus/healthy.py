@@ -16,6 +16,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "adaptive_dpo": ("", "--optimizer AdamW"),
     "reward_model": ("", "--two-forwards"),
     "nanogpt": ("", "--scaler", "--dropout 0.1", "--gradient_accumulation_steps 8"),
+    "vicreg": ("", "--norm", "--norm --dropout 0.2"),
     "batch_objects": ("", "--kind dataclass", "--kind namedtuple"),
     "drawn_batches": ("", "--draw numpy --dropout 0.1", "--accumulate 4"),
     "build_nanogpt": ("", "--micro 1", "--micro 4"),
