@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,31 @@ ONE, TWO = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) + 9
 def test_what_ranks_have_drawn_is_joined(parts: list[Tensor], shape: tuple[int, ...], found: Tensor | None) -> None:
     joined = random_numbers.joined_draws(parts, torch.Size(shape))
     assert joined is found or (joined is not None and found is not None and torch.equal(joined, found))
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "found"),
+    [
+        ([ONE, ONE + 1], 2, torch.cat([ONE, ONE + 1])),  # a batch that the script draws by itself
+        ([ONE, ONE + 1], 4, None),  # no draw of a batch's rows
+        ([ONE, ONE], 2, ONE),
+        ([torch.tensor([1.0]), torch.tensor([2.0])], 1, None),  # a choice, of which one process has one
+    ],
+)
+def test_draws_of_each_ranks_rows_are_drawn_for_all(parts: list[Tensor], rows: int, found: Tensor | None) -> None:
+    joined = random_numbers.joined_draws(parts, parts[0].shape, rows=rows)
+    assert joined is found or (joined is not None and found is not None and torch.equal(joined, found))
+
+
+def test_what_numpy_draws_may_be_replaced(hooks: Hooks) -> None:
+    def around(call: Callable[[], Tensor]) -> Tensor:
+        numbers = call()
+        return torch.zeros(4) if numbers.dim() else numbers.fill_(3)
+
+    random_numbers.patch_numpy_draws(hooks, around)
+    assert np.random.randint(1, 9, (2,)).tolist() == [0, 0, 0, 0]
+    assert np.random.rand() == 3.0 and np.random.randint(5) == 3
+    assert np.random.choice(["a"]) == "a"  # no number
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from samestep.job.foreign import answer, attribute_of, is_a
+from samestep.job.foreign import answer, attribute_of, attributes_of, is_a
 
 if TYPE_CHECKING:
     from torch import nn
 
+DEEPEST = 4  # how deep objects are looked for that hold tensors
+NO_BATCHES = ("torch", "builtins", "types", "functools", "samestep")  # packages whose objects are no batches
 DICTS = (dict, OrderedDict, defaultdict)  # whose items torch's pytree takes as they come
 
 
@@ -59,9 +61,26 @@ def text_of(leaf: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(leaf))
 
 
-def known_leaves(data: Any) -> list[Any]:
-    """Returns the leaves of what is observed; none of data with a container of its own that does not tell them."""
-    return answer(lambda: leaves_of(data), [])
+def known_leaves(data: Any, depth: int = DEEPEST) -> list[Any]:
+    """Returns the leaves of what is observed, also of objects that hold tensors; none of data with a container of its
+    own that does not tell them."""
+    found: list[Any] = []
+    for leaf in answer(lambda: leaves_of(data), list[Any]()):
+        held = held_by_object(leaf, depth)
+        found += [leaf] if held is None else known_leaves([*held.values()], depth - 1)
+    return found
+
+
+def held_by_object(value: Any, depth: int = DEEPEST) -> dict[str, Any] | None:
+    """Returns the attributes of an object that holds tensors and is no container, module or tensor itself, as a batch
+    of the script's own class; None of any other value."""
+    from torch import Tensor, nn
+
+    held = attributes_of(value)
+    module = str(getattr(type(value), "__module__", ""))
+    if not held or depth <= 0 or is_a(value, Tensor | nn.Module | type) or module.partition(".")[0] in NO_BATCHES:
+        return None
+    return held if any(is_a(leaf, Tensor) for leaf in known_leaves([*held.values()], depth - 1)) else None
 
 
 def mapped(change: Callable[..., Any], data: Any, *more: Any) -> Any:
@@ -113,10 +132,7 @@ def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(*items.values()) if hasattr(value, "_fields") else type(value)(items.values())
     if not _is_mapping(value):
-        changed = copy.copy(value)
-        for name, item in items.items():
-            object.__setattr__(changed, name, item)  # of a frozen dataclass too
-        return changed
+        return with_attributes(value, items)
     if type(value) is dict:  # which torch.compile follows, as it does no copy.copy()
         return {key: items[key] for key in value}
     try:
@@ -125,6 +141,14 @@ def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
             changed[name] = item
     except TypeError:  # of a mapping that cannot be copied, or changed
         return type(value)(items)
+    return changed
+
+
+def with_attributes(value: Any, attributes: Mapping[str, Any]) -> Any:
+    """Returns a copy of an object with other attributes, also of a frozen dataclass."""
+    changed = copy.copy(value)
+    for name, attribute in attributes.items():
+        object.__setattr__(changed, name, attribute)
     return changed
 
 

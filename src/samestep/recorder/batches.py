@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from samestep.bounds import ABOVE_ZERO_FLOAT32, FITTED_ROWS_APART, FITTED_SCALE_APART, FITTED_SHIFT_APART
-from samestep.job.foreign import defines, is_a
-from samestep.job.walk import known_leaves
+from samestep.job.foreign import attribute_of, defines, is_a
+from samestep.job.walk import held_by_object, items_of, known_leaves, with_attributes
 from samestep.message import Message, message
 
 MOST_TENSORS = 64  # how many tensors a script joins to one batch
@@ -31,6 +32,19 @@ class CannotJoin(Exception):
         self.why = why
 
 
+class Packed:
+    """Data of a script as bytes: their classes are those of the script, and known only while it runs."""
+
+    def __init__(self, data: Any) -> None:
+        packed = io.BytesIO()
+        torch.save(data, packed)
+        self._bytes = packed.getvalue()
+
+    def opened(self) -> Any:
+        """Returns the data. Raises what unpickling raises where a class is not known."""
+        return torch.load(io.BytesIO(self._bytes), weights_only=False)
+
+
 def copied(data: Any) -> Any:
     """Returns a copy of a batch or a forward's inputs, on the CPU, without its graph."""
     if is_a(data, Tensor):
@@ -38,12 +52,17 @@ def copied(data: Any) -> Any:
     return _mapped(data, [data], lambda values: copied(values[0])) if _is_tree(data) else copy.deepcopy(data)
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """Returns the ranks' batches as one: tensors and lists are put together, all else must be the same.
+def joined(parts: Sequence[Any], rows: Sequence[int] = ()) -> Any:
+    """Returns the ranks' batches as one: tensors and lists are put together, numbers of rows are added up, of all else
+    the first is taken.
 
-    Raises CannotJoin where rows have different shapes.
+    rows: how many rows the batch of each rank has; its tensors tell. Raises CannotJoin where rows have different
+    shapes.
     """
     first = parts[0]
+    rows = rows or [_rows_in(part) for part in parts]
+    if type(first) is int and first > 1 and [*parts] == [*rows]:
+        return sum(parts)
     if is_a(first, Tensor):
         if not first.dim():
             if any(not torch.equal(first, part) for part in parts):
@@ -53,10 +72,15 @@ def joined(parts: Sequence[Any]) -> Any:
             raise CannotJoin(message("rows_of_different_shapes"))
         return torch.cat(list(parts))
     if _is_tree(first):
-        return _mapped(first, parts, joined)
+        return _mapped(first, parts, lambda values: joined(values, rows))
     if is_a(first, list):
         return [value for part in parts for value in part]
     return first
+
+
+def _rows_in(data: Any) -> int:
+    """Returns how many rows a batch has: so many as its first tensor."""
+    return next((len(leaf) for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()), 0)
 
 
 def is_joined(inputs: Any, parts: Sequence[Any]) -> bool:
@@ -73,6 +97,10 @@ def is_joined(inputs: Any, parts: Sequence[Any]) -> bool:
         return same_names and all(is_joined(inputs[name], [part[name] for part in parts]) for name in names)
     if is_a(inputs, tuple | list):
         return all(len(part) == len(inputs) for part in parts) and all(map(is_joined, inputs, zip(*parts)))
+    if (held := _held(inputs)) is not None:
+        others = [_held(part) or {} for part in parts]
+        same_names = all(other.keys() == held.keys() for other in others)
+        return same_names and all(is_joined(held[name], [other[name] for other in others]) for name in held)
     return bool(all(part == inputs for part in parts))
 
 
@@ -236,17 +264,19 @@ def moved_like(data: Any, like: Any) -> Any:
     """Returns inputs on the devices of others of the same structure."""
     if is_a(data, Tensor):
         return data.to(like.device) if is_a(like, Tensor) else data
-    if not _is_tree(data):
-        return data
-    if defines(data, "keys"):
-        return type(data)(**{key: moved_like(data[key], like[key]) for key in data.keys()})  # noqa: SIM118
-    return _sequence(data, [moved_like(*pair) for pair in zip(data, like)])
+    return _mapped(data, [data, like], lambda values: moved_like(*values)) if _is_tree(data) else data
 
 
 def _is_tree(data: Any) -> bool:
     if defines(data, "keys"):
         return True
-    return is_a(data, tuple) or (is_a(data, list) and any(is_a(value, Tensor) for value in data))
+    is_sequence = is_a(data, tuple) or (is_a(data, list) and any(is_a(value, Tensor) for value in data))
+    return is_sequence or _held(data) is not None
+
+
+def _held(data: Any) -> dict[str, Any] | None:
+    """Returns what an object of a class of the script's own holds, or a dataclass; None of any other value."""
+    return items_of(data) if is_dataclass(type(data)) else held_by_object(data)
 
 
 def _mapped(first: Any, parts: Sequence[Any], function: Callable[[list[Any]], Any]) -> Any:
@@ -259,6 +289,9 @@ def _mapped(first: Any, parts: Sequence[Any], function: Callable[[list[Any]], An
             return type(first)(**values)  # as the outputs of transformers' models
         except TypeError:
             return type(first)(values)  # as the batches of transformers
+    if (held := _held(first)) is not None:
+        changed = {name: function([attribute_of(part, name) for part in parts]) for name in held}
+        return with_attributes(first, changed)
     return _sequence(first, [function([part[i] for part in parts]) for i in range(len(first))])
 
 

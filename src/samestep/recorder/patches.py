@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -155,10 +155,11 @@ def patch_clipping(hooks: Hooks, before: Callable[[list[Tensor], float | None], 
         hooks.attach(nn.utils, name, functools.partial(new_clip, name), nn.utils.clip_grad)
 
 
-def patch_gathers(hooks: Hooks, before: Callable[[bool], None]) -> None:
+def patch_gathers(hooks: Hooks, before: Callable[[bool], None], names: Iterable[str] = GATHERS) -> None:
     """Calls before(has_gradient) before tensors are gathered from all ranks in a forward pass, by the script itself.
 
-    has_gradient: whether one of them is part of a graph, also in the forward of an autograd function.
+    has_gradient: whether one of them is part of a graph, also in the forward of an autograd function. names: of other
+    collectives, which are not gathers.
     """
 
     def new_gather(gather: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +170,7 @@ def patch_gathers(hooks: Hooks, before: Callable[[bool], None]) -> None:
                 before(has_gradient)
         return gather(*args, **kwargs)
 
-    for name in GATHERS:
+    for name in names:
         hooks.attach(torch.distributed, name, new_gather)
 
 

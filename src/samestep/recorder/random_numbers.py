@@ -2,9 +2,10 @@
 
 A recording keeps the numbers that are drawn with torch's functions between a loader and the loss, and not in the model,
 so that a replay can give one process what all ranks together have drawn: a GAN's noise, a diffusion model's times and
-noise, smoothed labels. There is a list for each event, which is the start of a training forward or of a backward pass:
-what is drawn before it, since the event before or the latest batch that was read. What is drawn before a batch is read
-(a sampler's order, in an evaluation) is in no list.
+noise, smoothed labels, and the places of batches that a script draws itself. There is a list for each event, which is
+the start of a training forward or of a backward pass: what is drawn before it, since the event before or the latest
+batch that was read. What is drawn before a batch is read (a sampler's order, in an evaluation) is in no list; of what
+is drawn before the first event, whole numbers alone are, which may be the places of the first batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ RAND = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "rand
 FUNCTIONS = [*RAND, "normal", "bernoulli", "multinomial", "poisson"]
 METHODS = ["normal_", "uniform_", "random_", "bernoulli_", "exponential_", "bernoulli", "multinomial"]
 DRAWS: list[tuple[Any, str]] = [*((torch, name) for name in FUNCTIONS), *((Tensor, name) for name in METHODS)]
+NUMPY_FUNCTIONS = ("randint", "permutation", "choice", "rand", "randn", "random", "normal", "uniform", "beta")
 SHARES = [function.name for function in OF_ONE_TENSOR if function.to_all and function.is_in_place]
 
 
@@ -154,10 +156,37 @@ class Randoms:
 
 @dataclass
 class Drawn:
-    """What was drawn before one event. after_read: whether a batch was read before it, after the event before."""
+    """What was drawn before one event."""
 
     values: list[Tensor] = field(default_factory=list)
+    """The numbers, in the order in which they were drawn."""
+
+    for_gradients: list[bool] = field(default_factory=list)
+    """Whether each of them was drawn where gradients are computed, and not in an evaluation."""
+
     after_read: bool = False
+    """Whether a batch was read before it, after the event before."""
+
+    places_only: bool = False
+    """Whether of these draws only those of whole numbers are kept, as before the first event."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def keep(self, numbers: Tensor) -> None:
+        """Keeps numbers that have just been drawn."""
+        self.values.append(numbers)
+        self.for_gradients.append(torch.is_grad_enabled())
+
+    def outside_evaluations(self) -> Drawn:
+        """Returns what of it was drawn where gradients are computed."""
+        values = [numbers for numbers, is_kept in zip(self.values, self.for_gradients) if is_kept]
+        return replace(self, values=values, for_gradients=[True] * len(values))
+
+
+def are_places(numbers: Tensor) -> bool:
+    """Returns whether numbers may be the places of a batch's rows."""
+    return numbers.numel() > 1 and not numbers.is_floating_point()
 
 
 def patch_draws(hooks: Hooks, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
@@ -172,14 +201,42 @@ def patch_draws(hooks: Hooks, around: Callable[[Callable[[], Tensor]], Tensor]) 
         hooks.attach(owner, name, new_draw)
 
 
-def joined_draws(parts: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+def patch_numpy_draws(hooks: Hooks, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    """Calls the same around(call) for functions of numpy.random: its numbers as a tensor, which may be replaced."""
+
+    def new_draw(draw: Any, /, *args: Any, **kwargs: Any) -> Any:
+        drawn: Any = None
+
+        def call() -> Tensor:
+            nonlocal drawn
+            drawn = draw(*args, **kwargs)
+            return torch.as_tensor(drawn)
+
+        try:
+            numbers = around(functools.partial(call))
+        except (TypeError, ValueError):  # no numbers are drawn, but things
+            if drawn is None:
+                raise
+            return drawn
+        if type(drawn).__name__ == "ndarray":  # which shares the tensor's memory where it has its shape
+            return drawn if drawn.shape == tuple(numbers.shape) else numbers.numpy()
+        return type(drawn)(numbers.item()) if numbers.numel() == 1 else drawn
+
+    for name in NUMPY_FUNCTIONS if "numpy" in sys.modules else ():
+        hooks.attach(sys.modules["numpy"].random, name, new_draw)
+
+
+def joined_draws(parts: Sequence[Tensor], shape: torch.Size, rows: int = 0) -> Tensor | None:
     """Returns what one process draws in the place of several ranks: numbers for all rows, or those of every rank.
 
-    None where each rank has drawn other ones for all of its rows.
+    rows: how many rows a rank's batch has. Where the script draws for so many rows by itself, one process is given the
+    numbers of all ranks. None where each rank has drawn other ones for all of its rows.
     """
     first = parts[0]
+    same = all(torch.equal(first, part) for part in parts)
+    if not same and first.numel() > 1 and all(part.shape == shape and len(part) == rows for part in parts):
+        return torch.cat(list(parts))
     have_rows = shape and all(part.dim() and part.shape[1:] == shape[1:] for part in parts)
     if have_rows and sum(map(len, parts)) == shape[0]:
         return torch.cat(list(parts))
-    same = all(torch.equal(first, part) for part in parts)
     return first if same and first.shape == shape else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from samestep.message import Message, message
 from samestep.rank.shards import block_of
 from samestep.recorder.batches import (
     CannotJoin,
+    Packed,
     RowOrder,
     are_pieces,
     is_joined,
@@ -30,6 +31,7 @@ from samestep.recorder.batches import (
     order_of_values,
 )
 from samestep.recorder.loaders import patch_loaders, rows_of
+from samestep.recorder.modules_by_rank import ModulesByRank
 from samestep.recorder.one_rank import (
     GatheredWithHistory,
     WholeLosses,
@@ -50,7 +52,15 @@ from samestep.recorder.patches import (
     patch_forwards,
     patch_training_forwards,
 )
-from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states, torch_state
+from samestep.recorder.random_numbers import (
+    are_places,
+    joined_draws,
+    patch_draws,
+    patch_numpy_draws,
+    random_states,
+    set_random_states,
+    torch_state,
+)
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.recorder.sharding import load_whole, raw_engine_gradients, refresh_engine, values_held, whole_of
@@ -66,7 +76,8 @@ class ReplayPlayer:
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[ReplayRecord], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._ranks = self._read(folder)
+        paths = [folder / KEPT.format(rank) for rank in range(plan.ranks)]
+        self._ranks: list[ReplayData] = [torch.load(path, weights_only=False) for path in paths]
         # Which tensors of a model that the script divides itself are whole is known once the model is there.
         self._hand = WholeWeights(folder, plan.by_hand[0], (START, END)) if plan.by_hand else None
         self._gathered = GatheredWithHistory()
@@ -92,14 +103,22 @@ class ReplayPlayer:
         # A script that computes its loss of batches that it makes itself is not fed: it must make the ranks' batches.
         self._makes = not self._from_loader and not all(forward.loss for forward in first.forwards)
         self._by_rank = not plan.in_turn and any(rank.draws or rank.batch_norm for rank in self._ranks)
+        # What a forward exchanges with other ranks, it would exchange with none where it is called for each rank.
+        is_plain = not plan.readers and not plan.by_hand
+        self._exchanges = self._by_rank and is_plain and any(rank.exchanges for rank in self._ranks)
+        # An evaluation that draws its rows may be on some ranks alone.
+        self._skips_evaluations = self._makes and any(_counts(rank) != _counts(first) for rank in self._ranks)
+        if self._skips_evaluations:
+            for rank in self._ranks:
+                rank.drawn = [drawn.outside_evaluations() for drawn in rank.drawn]
+        self._drawn_in_turn = 0  # how many numbers were drawn, where each micro-batch is one rank's
 
-    def _read(self, folder: Path) -> list[ReplayData]:
-        """Reads the files that the ranks have kept. Classes that the script defines are not known before it runs."""
-        paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
+    def _opened(self, packed: Packed | None) -> Any:
+        """Returns a batch, or inputs of a model."""
         try:
-            return [torch.load(path, weights_only=False) for path in paths]
+            return packed.opened() if packed else None
         except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-            self._leave(ReplayRecord(message("batches_of_unknown_class", error=str(error))))
+            self.stop(message("batches_of_unknown_class", error=str(error)))
 
     @property
     def ranks(self) -> int:
@@ -120,14 +139,13 @@ class ReplayPlayer:
             return message("forwards_differ_between_ranks")
         if any(list(map(len, rank.passes)) != list(map(len, first.passes)) for rank in self._ranks):
             return message("batches_differ_between_ranks")
-        if self._makes and self._by_rank:
-            return message("makes_other_batches")
         # Where the model's inputs are fed, numbers that are drawn for them outside of torch do not matter.
         if (self._from_loader or self._makes) and any(rank.outside for rank in self._ranks):
             return message("draws_outside_torch")
-        if self._from_loader and any(_counts(rank) != _counts(first) for rank in self._ranks):
+        counts = _counts(first)
+        if (self._from_loader or self._makes) and any(_counts(rank) != counts for rank in self._ranks):
             return message("draws_differ_between_ranks")
-        if in_turn and any(_counts(first)):
+        if in_turn and any(counts) and (self._from_loader or (self._makes and not _draws_each(counts)[0])):
             return message("draws_cannot_be_played_in_turn")
         return message("several_forwards_in_a_micro_batch") if in_turn and first.several else None
 
@@ -158,8 +176,9 @@ class ReplayPlayer:
         patch_loaders(hooks, self._next, self._length)
         patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
         # Else the model's inputs are fed, or there are none.
-        if self._from_loader and not self._plan.in_turn:
+        if self._makes or (self._from_loader and not self._plan.in_turn):
             patch_draws(hooks, self._draw)
+            patch_numpy_draws(hooks, self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._recorder.before_engine_step = self._before_engine_step
@@ -189,7 +208,7 @@ class ReplayPlayer:
             base_rates=self._base_rates,
             recorded_base_rates=self._ranks[0].base_rates,
             held=self._hand.held if self._hand else {},
-            means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
+            means=self._by_rank and not self._exchanges and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.used,
             own_statistics=any(rank.batch_norm for rank in self._ranks),
@@ -244,8 +263,8 @@ class ReplayPlayer:
             self.stop(message("more_batches_in_one_process"), needs_turns=self._may_need_turns)
         self._read_since, self._draws = True, 0
         if self._plan.in_turn:
-            return self._ranks[rank].passes[number][place]
-        return self._joined([data.passes[number][place] for data in self._ranks])
+            return self._opened(self._ranks[rank].passes[number][place])
+        return self._joined([self._opened(data.passes[number][place]) for data in self._ranks])
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
@@ -288,23 +307,25 @@ class ReplayPlayer:
         is given here; and which rows of the ranks they are. Ends the replay where it has others."""
         first, sizes = forwards[0], [len(forward.rows) for forward in forwards]
         order = RowOrder(sizes, [*range(sum(sizes))])
+        inputs = [self._opened(forward.inputs) for forward in forwards]
         if self._makes:
-            # Where it has drawn other random numbers than a rank, its targets may be others, too.
-            same_states = _are_equal(random_states(), first.random_states)
-            if not same_states or not is_joined((args, kwargs), [forward.inputs for forward in forwards]):
+            # What it has drawn before the first forward is not known: its data may be others than a rank's.
+            same_states = self._forwards > 1 or _are_equal(random_states(), first.random_states)
+            is_known = same_states and is_joined((args, kwargs), inputs)
+            if not is_known or (self._by_rank and len(rows_of((args, kwargs))) != sum(sizes)):
                 self.stop(message("makes_other_batches"), needs_turns=self._may_need_turns)
         elif not self._from_loader:
-            args, kwargs = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
+            args, kwargs = moved_like(self._joined(inputs), (args, kwargs))
         else:
-            rows, given = rows_of((args, kwargs)), [forward.inputs for forward in forwards]
+            rows = rows_of((args, kwargs))
             is_first = not self._recorder.steps
             near = COMPUTED_ROWS_APART_FIRST if is_first else COMPUTED_ROWS_APART_LATER
             known = order_of_rows(rows, [f.rows for f in forwards])
-            if known is None and all(inputs is not None for inputs in given):
-                known = order_of_values((args, kwargs), given, near)
+            if known is None and all(given is not None for given in inputs):
+                known = order_of_values((args, kwargs), inputs, near)
             if known is None and self._are_pieces(self._forwards - 1, (args, kwargs)):
                 known = order
-            if known is None and is_first and is_rescaled_by_rank((args, kwargs), given):
+            if known is None and is_first and is_rescaled_by_rank((args, kwargs), inputs):
                 self.stop(message("rows_normalised_by_own_rank"))
             if known is not None and not known.keeps_ranks:
                 self.stop(message("replay_reads_other_rows"))
@@ -317,7 +338,7 @@ class ReplayPlayer:
         """Returns whether a forward's inputs are what the ranks of the replicas were given pieces of."""
         if not self._hand:
             return False
-        given = [data.forwards[place].inputs for data in self._all_ranks]
+        given = [self._opened(data.forwards[place].inputs) for data in self._all_ranks]
         return all(inputs is not None for inputs in given) and are_pieces(inputs, given)
 
     def _call_by_rank(
@@ -334,6 +355,9 @@ class ReplayPlayer:
         if attribute_of(module, "_orig_mod") is not None:
             self.stop(message("compiled_model_not_played_by_rank"))
         inner = _unwrapped(module)
+        if self._exchanges:
+            with ModulesByRank(forwards, order, self.stop).attached(inner):
+                return call(*args, **kwargs)
         before, forward = inner.__dict__.get("forward"), inner.forward
         lists = lists_of_rows(args, sum(order.sizes))
         frozen = [(name, parameter) for name, parameter in named_parameters_in(inner) if not parameter.requires_grad]
@@ -396,23 +420,51 @@ class ReplayPlayer:
 
     # Random numbers beside the model
 
-    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
+    def _draw(self, call: Any) -> Tensor:
         """Returns the numbers that the ranks together have drawn, in place of those that the script draws outside of
         the model."""
-        numbers = call()
-        drawn = [rank.drawn[self._events] for rank in self._ranks if self._events < len(rank.drawn)]
-        if self._inside or self._recorder.skips or not drawn or (drawn[0].after_read and not self._read_since):
+        numbers: Tensor = call()
+        # In turn there are more events than on a rank; later ones are as the last.
+        drawn = [rank.drawn[min(self._events, len(rank.drawn) - 1)] for rank in self._ranks if rank.drawn]
+        is_late = not drawn or (self._events >= len(self._ranks[0].drawn) and not self._plan.in_turn)
+        if self._inside or self._recorder.skips or is_late or (drawn[0].after_read and not self._read_since):
             return numbers
+        if drawn[0].places_only and not are_places(numbers):
+            return numbers
+        if self._skips_evaluations and not torch.is_grad_enabled():
+            return numbers
+        if self._plan.in_turn:
+            return self._given(call, numbers, self._drawn_of_rank(numbers))
         self._draws += 1
         # A draw after the last one of the event is in no list.
-        if self._draws > len(drawn[0].values):
+        if self._draws > len(drawn[0]):
             return numbers
-        value = joined_draws([of_rank.values[self._draws - 1] for of_rank in drawn], numbers.shape)
-        if value is None:
+        following = self._ranks[0].forwards[min(self._forwards, len(self._ranks[0].forwards) - 1)]
+        parts = [of_rank.values[self._draws - 1] for of_rank in drawn]
+        return self._given(call, numbers, joined_draws(parts, numbers.shape, rows=len(following.rows)))
+
+    def _given(self, call: Any, numbers: Tensor, value: Tensor | None) -> Tensor:
+        """Returns recorded numbers in place of those that were drawn, in the same tensor where they have its shape."""
+        if value is not None and value.shape == numbers.shape:
+            with torch.no_grad():
+                numbers.copy_(value)
+            return numbers
+        is_in_place = any(given is numbers for given in (*call.args, *call.keywords.values()))
+        if value is None or is_in_place:
             self.stop(message("draws_for_a_whole_batch", shape=str(tuple(numbers.shape))))
-        with torch.no_grad():
-            numbers.copy_(value)
-        return numbers
+        return value.to(numbers.device)
+
+    def _drawn_of_rank(self, numbers: Tensor) -> Tensor | None:
+        """Returns the numbers of the rank whose micro-batch is drawn, of which each has as many draws."""
+        each, beforehand = _draws_each(_counts(self._ranks[0]))
+        number, self._drawn_in_turn = self._drawn_in_turn - beforehand, self._drawn_in_turn + 1
+        if number < 0:
+            return numbers
+        rank, place = self._place(number // each)
+        values = [numbers for drawn in self._ranks[rank].drawn for numbers in drawn.values]
+        at = beforehand + place * each + number % each
+        value = values[at] if at < len(values) else numbers
+        return value if value.shape == numbers.shape else None
 
     def _end_draws(self) -> None:
         """Ends the draws before a forward or a backward pass."""
@@ -420,7 +472,7 @@ class ReplayPlayer:
             return
         counts = _counts(self._ranks[0])
         wanted = counts[self._events] if self._events < len(counts) else 0
-        if self._from_loader and not self._plan.in_turn and self._draws < wanted:
+        if (self._from_loader or self._makes) and not self._plan.in_turn and self._draws < wanted:
             self.stop(message("draws_differ_in_one_process"))
         self._events, self._draws, self._read_since = self._events + 1, 0, False
 
@@ -512,7 +564,14 @@ class ReplayPlayer:
 
 def _counts(rank: ReplayData) -> list[int]:
     """Returns how many random numbers a rank has drawn before each forward and backward pass, beside the model."""
-    return [len(drawn.values) for drawn in rank.drawn]
+    return [len(drawn) for drawn in rank.drawn]
+
+
+def _draws_each(counts: Sequence[int]) -> tuple[int, int]:
+    """Returns (how many draws belong to each micro-batch, how many before the first one belong to none). The first is 0
+    where that is not the same number throughout."""
+    each = {*filter(None, counts[1:])}
+    return (min(each), counts[0] - min(each)) if len(each) == 1 and counts[0] >= min(each) else (0, 0)
 
 
 def _unwrapped(module: Any) -> Any:

@@ -18,15 +18,24 @@ from samestep.job.foreign import attribute_of, is_a, named_buffers_in, parts_in
 from samestep.message import Message, message
 from samestep.rank.shards import is_shard
 from samestep.recorder import sharding
-from samestep.recorder.batches import Outputs, copied, holds_loss
+from samestep.recorder.batches import Outputs, Packed, copied, holds_loss
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.loaders import patch_loaders, rows_of
 from samestep.recorder.parameters import plain
-from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
-from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness, torch_state
+from samestep.recorder.patches import in_backward, patch_autograd, patch_gathers, patch_training_forwards
+from samestep.recorder.random_numbers import (
+    Drawn,
+    are_places,
+    patch_draws,
+    patch_numpy_draws,
+    random_states,
+    randomness,
+    torch_state,
+)
 from samestep.recorder.recorder import Recorder
 from samestep.records.script_plan import END, KEPT, START
 from samestep.records.tensor_files import write_state
+from samestep.records.torch_collectives import TO_ALL
 from samestep.world import World
 from samestep.world.regular_files import open_new
 
@@ -45,7 +54,7 @@ class Forward:
     random_states: list[Tensor]
     """The states of torch's generators before the forward."""
 
-    inputs: Any = None
+    inputs: Packed | None = None
     """The inputs as (args, kwargs), where they are not the tensors of a loader's batch. None: they are."""
 
     loss: bool = False
@@ -62,7 +71,7 @@ class Forward:
 class ReplayData:
     """What one rank saves for a replay."""
 
-    passes: list[list[Any]] = field(default_factory=list)
+    passes: list[list[Packed]] = field(default_factory=list)
     """The batches of each pass over a loader that was trained with: [pass][batch]."""
 
     numbers: list[int] = field(default_factory=list)
@@ -88,10 +97,13 @@ class ReplayData:
     """Whether random numbers are drawn inside a forward."""
 
     outside: bool = False
-    """Whether some of the numbers of `drawn` are drawn otherwise than by torch's functions."""
+    """Whether some of the numbers of `drawn` are drawn otherwise than by functions that are patched."""
 
     batch_norm: bool = False
     """Whether a BatchNorm layer in training mode normalises this rank's rows by themselves."""
+
+    exchanges: bool = False
+    """Whether a forward exchanges tensors with other ranks, so that a rank's loss depends on the rows of others."""
 
     drawn: list[Drawn] = field(default_factory=list)
     """The random numbers drawn between a batch and the end of its loss, but not in the forward. One entry holds what
@@ -116,9 +128,11 @@ class ReplaySaver:
         self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
         self._loaders_asked: list[object] = []  # for their lengths
+        self._inputs: list[Any] = []  # of each forward
         self._start: Weights = {}
         self._randomness = ""  # the random state after the latest batch, forward or draw
-        self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
+        # unknown: whether there are draws by other functions than those that are patched
+        self._drawn, self._unknown = Drawn(places_only=True), False
         self._inside = False  # whether a forward, or a loader, is running
         self._outputs, self._read_tensors = Outputs(), Outputs()
         self._micro_batch = (-1, -1)  # (step, number) of the latest forward
@@ -130,7 +144,9 @@ class ReplaySaver:
         patch_training_forwards(hooks, self._forward)
         patch_loaders(hooks, self._read, self._length)
         patch_autograd(hooks, lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        patch_gathers(hooks, self._note_exchange, [collective.name for collective in TO_ALL])
         patch_draws(hooks, self._draw)
+        patch_numpy_draws(hooks, self._draw)
         numpy = sys.modules.get("numpy")
         for owner, name in [*SEEDING, *((numpy.random, name) for name in ("seed", "set_state") if numpy)]:
             hooks.attach(owner, name, self._seed)
@@ -141,16 +157,18 @@ class ReplaySaver:
     def forget(self) -> None:
         """Forgets what was saved so far, which was no training of all ranks."""
         self.data = ReplayData(lengths=self.data.lengths)
-        self._start, self._micro_batch = {}, (-1, -1)
+        self._start, self._inputs, self._micro_batch = {}, [], (-1, -1)
 
     def write(self) -> None:
         """Writes what the replay needs into the folder."""
         passes = self._recorder.loaders.passes
         trained = [number for number, loader_pass in enumerate(passes) if loader_pass.trained]
-        self.data.passes = [self._batches.get(number, []) for number in trained]
+        self._pack([self._batches.get(number, []) for number in trained])
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
         self._forget_lengths_of_evaluations()
+        if trained and self.data.drawn and self.data.drawn[0].places_only:
+            self.data.drawn[0] = Drawn()  # its loader has chosen the rows
         self._save()
         self._drop_copies()
         write_state(self._folder, self._world.rank, START, self._start)
@@ -176,15 +194,18 @@ class ReplaySaver:
         if self._world.rank and not self._recorder.group_operations:
             self._start = {name: tensor for name, tensor in self._start.items() if name in self.data.places}
 
-    def _save(self) -> None:
-        path = self._folder / KEPT.format(self._world.rank)
+    def _pack(self, passes: list[list[Any]]) -> None:
         try:
-            with open_new(path) as file:
-                torch.save(self.data, file)
+            self.data.passes = [[Packed(batch) for batch in batches] for batches in passes]
+            for forward, inputs in zip(self.data.forwards, self._inputs):
+                forward.inputs = None if inputs is None else Packed(inputs)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
             why = message("batch_not_saved", kind=type(error).__name__, error=str(error))
-            with open_new(path) as file:
-                torch.save(ReplayData(why_not=why), file)
+            self.data = ReplayData(why_not=why)
+
+    def _save(self) -> None:
+        with open_new(self._folder / KEPT.format(self._world.rank)) as file:
+            torch.save(self.data, file)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         outside, self._inside = self._inside, True  # the numbers that the loader draws itself, also where it ends
@@ -231,17 +252,18 @@ class ReplaySaver:
         parameters = self._recorder.parameters.by_name
         self._end_draws()
         self.data.batch_norm |= any(map(_is_batch_norm, parts_in(module)))
+        self.data.exchanges |= any(is_a(part, nn.SyncBatchNorm) for part in parts_in(module))
         self.data.why_not = self.data.why_not or self._why_not()
         new = {name: parameter for name, parameter in parameters.items() if name not in self._start}
         self._start |= self._weights(new)
         if new:
             self._start |= self._weights({f"buffer {n}": b for n, b in buffers(module).items() if not is_shard(b)})
         given = (args, kwargs)
+        self._inputs.append(None if self._read_tensors.are_all_of(given) else self._copied(given))
         self.data.forwards.append(
             Forward(
                 rows=rows_of(given),
                 random_states=random_states(),
-                inputs=None if self._read_tensors.are_all_of(given) else self._copied(given),
                 computed=self._outputs.are_used_in(given),
             )
         )
@@ -256,13 +278,21 @@ class ReplaySaver:
             return message("flattened_parameters_not_replayed")
         return None
 
+    def _note_exchange(self, has_gradient: bool) -> None:
+        self.data.exchanges |= self._inside and has_gradient
+
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""
-        if self._inside or not self._randomness:
+        if self._inside:
             return call()
+        if self._drawn.places_only:
+            numbers = call()
+            if are_places(numbers):
+                self._drawn.keep(self._copied(numbers))
+            return numbers
         self._unknown |= self._is_changed()
         numbers = call()
-        self._drawn.values.append(self._copied(numbers))
+        self._drawn.keep(self._copied(numbers))
         self._randomness = randomness()
         return numbers
 

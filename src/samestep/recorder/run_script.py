@@ -8,11 +8,12 @@ import os
 import runpy
 import sys
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import message
@@ -81,6 +82,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
 
         def stop(result: ReplayRecord) -> NoReturn:
             write(folder / REPLAYED, result)
+            # The record asks the script's samplers, which draw: nothing is fed to them any more.
+            recorder.hooks.detach()
             leave(recorder.record("itself"))
 
         os.chdir(plan.replay.work)
@@ -156,7 +159,9 @@ def _run(plan: ScriptPlan) -> None:
         folder = Path(plan.script).resolve().parent
         sys.path.insert(0, str(folder))
         forget_hidden_modules(folder)
-        runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")  # __file__ is absolute, as of python
+        # __file__ is absolute, as of python.
+        names = runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")
+        _keep_classes(names)
         return
     sys.path.insert(0, os.getcwd())
     try:
@@ -165,7 +170,13 @@ def _run(plan: ScriptPlan) -> None:
         spec = None
     if spec is None:
         raise UserError(f"there is no module {plan.script}; run the command in the folder that holds its package")
-    runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
+    _keep_classes(runpy.run_module(plan.script, run_name="__main__", alter_sys=True))
+
+
+def _keep_classes(names: dict[str, Any]) -> None:
+    """Lets pickle find the classes of a script that has ended: those of what its loaders have read."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(sys.modules["__main__"]).update(names)
 
 
 def _completed(plan: ScriptPlan, world: World) -> ScriptPlan:

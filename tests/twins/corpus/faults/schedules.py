@@ -5,6 +5,37 @@ from corpus.twin import Fault
 RATE = ("replayed rate", "rate", "schedule")
 FAULTS = (
     Fault(
+        "batch_objects",
+        "rate_depends_on_ranks",
+        "lr=0.1, momentum",
+        "lr=0.1 * world, momentum",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * world, momentum=0.9)",
+        RATE,
+        "number of ranks",
+        "the rate is twice that of one process, for the same batch of all ranks",
+    ),
+    Fault(
+        "drawn_batches",
+        "rate_depends_on_ranks",
+        "rate = 0.2\n",
+        "rate = 0.2 * world\n",
+        "rate = 0.2 * world",
+        RATE,
+        "number of ranks",
+        "the rate is twice that of one process, for the same batch of all ranks",
+    ),
+    Fault(
+        "drawn_batches",
+        "rate_depends_on_ranks",
+        "rate = 0.2\n",
+        "rate = 0.2 * world\n",
+        "rate = 0.2 * world",
+        RATE,
+        "number of ranks",
+        "the same, of micro-batches that are shared out over the ranks",
+        arguments="--accumulate 4",
+    ),
+    Fault(
         "ddp_classifier",
         "rate_times_ranks",
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)",
