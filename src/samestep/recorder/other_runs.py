@@ -7,17 +7,25 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from samestep.job.foreign import parameters_in
 from samestep.rank.hooks import Hooks
-from samestep.recorder.patches import trains
+from samestep.recorder.patches import patch_forwards, trains
 
 FASTER = 1000  # times: also a time that is shown in whole seconds is another one
 CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+
+
+def change_run(hooks: Hooks, changes: Literal["", "evaluation", "clock"]) -> None:
+    """Changes what a plan says: nothing, the weights of evaluations, or the clock."""
+    if changes == "evaluation":
+        patch_forwards(hooks, evaluate_with_other_weights)
+    if changes == "clock":
+        let_clock_run_faster(hooks)
 
 
 def let_clock_run_faster(hooks: Hooks) -> None:

@@ -44,14 +44,8 @@ from samestep.recorder.one_rank import (
     tell_ranks,
 )
 from samestep.recorder.one_rank_for_replicas import OneRankForReplicas
-from samestep.recorder.other_runs import evaluate_with_other_weights, let_clock_run_faster
-from samestep.recorder.patches import (
-    in_backward,
-    make_gradients_small,
-    patch_autograd,
-    patch_forwards,
-    patch_training_forwards,
-)
+from samestep.recorder.other_runs import change_run
+from samestep.recorder.patches import in_backward, make_gradients_small, patch_autograd, patch_training_forwards
 from samestep.recorder.random_numbers import (
     are_places,
     joined_draws,
@@ -167,10 +161,7 @@ class ReplayPlayer:
             self._gathered.attach(hooks)
         if self._plan.small_gradients:
             make_gradients_small(hooks)
-        if self._plan.changes == "evaluation":
-            patch_forwards(hooks, evaluate_with_other_weights)
-        if self._plan.changes == "clock":
-            let_clock_run_faster(hooks)
+        change_run(hooks, self._plan.changes)
         self._recorder.on_restart = self._forget
         patch_training_forwards(hooks, self._forward)
         patch_loaders(hooks, self._next, self._length)
