@@ -31,6 +31,10 @@ def clipping(ranks: Ranks, record: Record) -> Finding:
         if not any(rank.steps[step].clips for rank in ranks):
             continue
         clipped += 1
+        if any(clip.of_pieces and clip.limit is not None for clip in ranks[0].steps[step].clips):
+            cause = message("clipped_by_norm_of_own_pieces")
+            whole, pieces = message("norm_of_all_pieces"), message("norm_of_own_pieces")
+            return differs(question, "clipping", cause, step=step, rank=0, expected=whole, found=pieces)
         clips, micro_batches = ranks[0].steps[step].clips, len(ranks[0].steps[step].micro_batches)
         # A clipping before the first backward pass limits nothing, and does no harm beside another one.
         after = [clip.after for clip in clips if clip.after] or [0]

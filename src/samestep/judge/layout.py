@@ -259,13 +259,13 @@ class ByHand:
 
 
 def compute_together(ranks: Ranks) -> bool:
-    """Returns whether ranks hand each other, in training forwards, tensors of which gradients come back: what one rank
-    computes is then of others' rows, or of others' parts of the same rows."""
+    """Returns whether ranks hand each other, in training forwards or for their losses, tensors of which gradients come
+    back: what one rank computes is then of others' rows, or of others' parts of the same rows."""
     return any(
         talk.forward and (talk.backward or any(name.endswith(WITH_HISTORY) for name in talk.forward))
         for rank in ranks
         for talk in rank.talks
-    ) or any(talk.forward and step.gathers for rank in ranks for talk in rank.talks for step in rank.steps[:1])
+    ) or any(step.gathers for rank in ranks for step in rank.steps[:1])
 
 
 def _hold_own(ranks: Ranks) -> bool:

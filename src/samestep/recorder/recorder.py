@@ -376,7 +376,7 @@ class Recorder:
         if self.engine is None and sharding.is_engine(module):
             self.engine = module
             sharding.patch_engine_step(self.hooks, module, self._before_engine_step, self._after_engine_step)
-        self.parameters.flattened.patch_clipping(self.hooks, module, self._clip)
+        self.parameters.flattened.patch_clipping(self.hooks, module, self.timed(self._record_clip))
         self.parameters.add(module)
         self._modes.add(module, self.parameters.names)
         self._untrained.add(module)
@@ -434,14 +434,14 @@ class Recorder:
             self.window.clear()
 
     def _clip(self, parameters: list[Tensor], limit: float | None) -> None:
-        self.timed(self._record_clip)(parameters, limit)
+        self.timed(self._record_clip)(parameters, limit, self.parameters.flattened.are_shared_out())
 
-    def _record_clip(self, parameters: list[Tensor], limit: float | None) -> None:
+    def _record_clip(self, parameters: list[Tensor], limit: float | None, of_pieces: bool = False) -> None:
         window = self.window
         if window.unclipped_after != window.done:
             window.unclipped_after, window.unclipped = window.done, self.parameters.gradients(window.local)
         clipped = sum(parameter.grad is not None for parameter in parameters)
-        window.clips.append(ClipRecord(window.done, clipped, self.parameters.with_gradient(), limit))
+        window.clips.append(ClipRecord(window.done, clipped, self.parameters.with_gradient(), limit, of_pieces))
 
     def _unscale(self, scale: float) -> None:
         self.window.scale = scale

@@ -263,6 +263,10 @@ class Flattened:
             sums[name] = compress(placed(held, part.size, part.start, part.length))
         return sums
 
+    def are_shared_out(self) -> bool:
+        """Returns whether each rank holds other pieces of the parameters."""
+        return any(part.sharded for part in self.parts.values())
+
     def patch_clipping(self, hooks: Hooks, module: nn.Module, on_clip: OnClip) -> None:
         """Calls on_clip before FSDP's own clip_grad_norm_."""
         if type(module).__name__ != "FullyShardedDataParallel" or id(module) in self._patched:
@@ -271,7 +275,7 @@ class Flattened:
 
         def new_clip(clip: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
             # Otherwise torch.nn.utils clips.
-            if any(part.sharded for part in self.parts.values()) and max_norm < HUGE:
+            if self.are_shared_out() and max_norm < HUGE:
                 on_clip(list(parameters_in(module)), float(max_norm) if float(norm_type) == 2 else None)
             norm: Tensor = clip(max_norm, norm_type)
             return norm

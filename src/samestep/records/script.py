@@ -107,6 +107,10 @@ class ClipRecord:
     limit: float | None
     """Largest norm that the call allows. None: it clips values, not a norm."""
 
+    of_pieces: bool = False
+    """Whether the call computes the norm of this rank's pieces alone, of parameters that FSDP's first version shares
+    out."""
+
 
 @dataclass(frozen=True)
 class GroupSettings:
