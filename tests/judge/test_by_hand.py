@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from samestep.judge.judge_by_hand import clipping_once
-from samestep.judge.layout import ByHand
+from samestep.judge.layout import ByHand, compute_together
 from samestep.message import message
 from samestep.records.divided_models import TalkRecord
 from samestep.records.findings import Answer, Finding
@@ -43,6 +43,37 @@ def test_ranks_that_compute_one_model_have_one_loss_in_each_step(
 ) -> None:
     layout = ByHand.of(ranks_with(losses))
     assert layout and layout.is_one_model == layout.is_certain == is_one
+
+
+def ranks_of_other_rows(weights: list[dict[str, int]], backward: int = 1) -> list[ScriptRecord]:
+    """Ranks that gather what they compute of rows of their own, and end a step with such weights."""
+    ranks = []
+    for number, digests in enumerate(weights):
+        step = StepRecord(0, [MicroBatchRecord([f"row {number}"])], [0.1], [], [], 0, None, digests, [])
+        talks = [
+            TalkRecord([0, 1], forward={"all_gather": 1}, backward={"reduce_scatter": backward} if backward else {})
+        ]
+        start = {name: 0 for name in digests}
+        ranks.append(ScriptRecord(number, 2, start, [step], [], "steps", [], 0.1, [0.1], talks=talks))
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("weights", "backward", "holds_own"),
+    [
+        ([{"trunk": 1, "expert": 2}, {"trunk": 1, "expert": 3}], 1, True),
+        ([{"trunk": 1, "expert": 2}, {"trunk": 1, "expert": 3}], 0, False),  # what is gathered has no gradient
+        ([{"trunk": 1, "expert": 2}, {"trunk": 4, "expert": 3}], 1, False),  # nothing is reduced
+        ([{"trunk": 1, "expert": 2}, {"trunk": 1, "expert": 2}], 1, False),
+    ],
+)
+def test_ranks_that_compute_together_may_hold_experts(
+    weights: list[dict[str, int]], backward: int, holds_own: bool
+) -> None:
+    ranks = ranks_of_other_rows(weights, backward)
+    layout = ByHand.of(ranks)
+    assert compute_together(ranks) == bool(backward)
+    assert bool(layout and layout.holds_own and layout.is_certain) == holds_own
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class StepsApart:
         weights = [[rank.steps[step].weights for rank in ranks] for step in common_steps(ranks)]
         if not any(of_rank != of_step[0] for of_step in weights for of_rank in of_step):
             return None
-        met = [meeting for meeting in meetings(ranks, record) if meeting.joins()]
+        # An outer step is meant to be one on all ranks' weights.
+        met = [meeting for meeting in meetings(ranks, record) if meeting.joins() or (is_meant and meeting.gradients)]
         return cls(ranks, record, met) if met or is_meant else None
 
     def findings(self) -> list[Finding]:
