@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.commands.working_copy import work_folder
+from samestep.commands.working_copy import LEVELS, work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
@@ -97,6 +97,7 @@ class Replayer:
             record=self.plan.out,
             ranks=len(ranks),
             work=str(work),
+            elsewhere=str(work.parents[LEVELS] / "elsewhere"),
             rates=[step.rates for step in steps],
             micro_batches=[len(step.micro_batches) for step in steps],
             in_turn=in_turn,
