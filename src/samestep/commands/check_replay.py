@@ -77,7 +77,7 @@ class Replayer:
             try:
                 return self.play(work, told_ranks=told), told
             except (TrainingFailed, UserError) as failure:
-                why = message("script_fails_in_one_process", error=failure.message)
+                why = _why_failed(failure)
         return why
 
     def play(
@@ -115,6 +115,11 @@ class Replayer:
         return read(ReplayRecord, folder / REPLAYED)
 
 
+def _why_failed(error: TrainingFailed | UserError) -> Message:
+    said = error.message
+    return said if said.id == "replay_took_too_long" else message("script_fails_in_one_process", error=said)
+
+
 def _script(plan: ScriptPlan) -> str:
     """Returns a script's path relative to the working directory, of which the copy has one; others stay absolute."""
     if plan.module:
@@ -141,7 +146,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
             try:
                 result = replayer.play(work, in_turn=True, told_ranks=told_ranks)
             except (TrainingFailed, UserError) as error:
-                return [not_replayed(message("script_fails_in_one_process", error=error.message))]
+                return [not_replayed(_why_failed(error))]
         findings = _judged(result, replayer, record)
         if layout and told_ranks == len(ranks) > 1 and all(finding.answer == "right" for finding in findings):
             # A value that depends on this number changes with it; a script may take it for its number of replicas.
