@@ -190,6 +190,7 @@ AS_THEY_ARE = {
     "tasks/life.py": "what the run that the proof lives has just written",
     "tasks/eject/": "samestep's own sources, and the job's file",
     "tasks/inspect/": "the job's file, which is a program that the user named",
+    "recorder/batches.py": "what the ranks of this command have kept",
     "recorder/replay_player.py": "what the ranks of this command have kept",
     "commands/ask_worker.py": "the worker's log",
     "doctor/fleet.py": "the doctor's own logs",

@@ -31,6 +31,8 @@ BY_THEMSELVES = {
     "rank/checkpoint_files.py": ("save_file", "remove_file has cleared the place"),
     "rank/step_profile.py": ("running.export_chrome_trace", "remove_file has cleared the place"),
     "rank/weights.py": ("os.chmod save_file", "the temporary file that open_new has created"),
+    "recorder/batches.py": ("torch.save", "into memory"),
+    "recorder/redirected_writes.py": ("os.makedirs shutil.copyfile", "a new temporary folder"),
     "recorder/replay_saver.py": ("torch.save", "into what open_new has opened"),
     "records/files.py": ("np.save", "into what open_new has opened"),
     "records/tensor_files.py": ("np.savez", "into what open_new has opened"),

@@ -58,6 +58,26 @@ def test_rows_that_are_shared_out(
     assert (finding.answer, finding.message) == (answer, said)
 
 
+@pytest.mark.parametrize(
+    ("lists", "sampler", "said"),
+    [
+        # Each row three times in one order, of which each rank takes every other place.
+        ([sorted([*range(24)] * 3)[rank::2] for rank in (0, 1)], "RASampler", "rows_repeated_by_sampler"),
+        ([sorted([*range(24)] * 3)[rank:35:2] for rank in (0, 1)], "RASampler", "rows_repeated_by_sampler"),
+        # Ranks that each shuffle by themselves have some rows in common, and not the others.
+        ([[*range(12)], [*range(6, 18)]], "OwnSampler", "samplers_do_not_share_one_order"),
+        ([[*range(24)], [*range(24)]], "OwnSampler", "rows_not_shared_out"),
+        ([[*range(24)], [*range(24)][::-1]], "RandomSampler", "rows_not_shared_out"),
+    ],
+)
+def test_a_sampler_may_give_each_row_several_times(
+    lists: list[list[int]], sampler: str, said: str, tmp_path: Path
+) -> None:
+    ranks = [with_pass(rank, own) for rank, own in zip(ranks_of(tmp_path), lists)]
+    ranks = [replace(rank, passes=[replace(rank.passes[0], sampler=sampler)]) for rank in ranks]
+    assert rows(ranks).message.id == said
+
+
 @pytest.mark.parametrize(("batches", "answer"), [("aabb", "differs"), ("abcd", "right"), ("aabc", "right")])
 def test_workers_that_each_read_every_row_are_named(batches: str, answer: str, tmp_path: Path) -> None:
     """Of an IterableDataset, whose two workers give a batch in turn."""

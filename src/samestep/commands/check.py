@@ -48,6 +48,7 @@ from samestep.version import __version__
 from samestep.world import RankVariables, become_worker
 from samestep.world.regular_files import paths_in
 
+REPLAY_FACTOR, REPLAY_LEAST_S = 10, 60.0  # how long a replay may take: so many times the recording, and at least
 SEED = 1_905_683_417  # a number with which hardly any script seeds
 
 
@@ -82,26 +83,19 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         sources = read_sources(files_of(ranks))
 
         plan = replace(plan, meant=plan.meant or declared_in(sources))
-
-        def play(replay_folder: Path) -> Record:
-            return _run(options, replay_folder, 1)
-
         results = judge(plan, ranks, record, typed_command())
         results = with_coefficients(results, ranks, sources)
-        if Layout.of(ranks).kind == "pipeline":
-            pass  # the ranks have played the chain of their stages, which is judged already
-        elif any(finding.message.id in OF_STEPS_APART for finding in results.findings):
+        if any(finding.message.id in OF_STEPS_APART for finding in results.findings):
             results = with_replay(results, [not_replayed(message("ranks_step_apart"))])
-        elif keep and (by_hand := judged_by_hand(results, plan, ranks, record, play)):
-            results = by_hand
-        elif keep and results.answer == "differs" and not one_process_decides(results.findings):
-            if any(finding.message.id in OF_A_MODULE for finding in results.findings):
-                replay(plan, ranks, record, play)
-                results = replace(results, findings=with_modules(results.findings, plan, ranks))
-            results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
-        elif keep:
-            findings = replay(plan, ranks, record, play)
-            results = with_replay(results, findings)
+        elif keep and Layout.of(ranks).kind != "pipeline":  # whose chain of stages is played, and judged, already
+            # What the ranks tell is kept, whatever becomes of the replay.
+            write(folder / RESULTS, with_english(with_replay(results, [not_replayed(message("replay_goes_on"))])))
+            say(message("replay_begins", steps=len(ranks[0].steps), folder=folder))
+            try:
+                results = _replayed(results, options, plan, ranks, record)
+            except (KeyboardInterrupt, SystemExit):
+                results = with_replay(results, [not_replayed(message("replay_was_interrupted"))])
+                options = replace(options, fix=False)
     finally:
         fork_client.close()
     results = with_sites(results, ranks, sources, Path.cwd())
@@ -121,6 +115,33 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     results = with_english(results)
     write(folder / RESULTS, results)
     return results
+
+
+def _replayed(
+    results: CheckResults, options: CheckOptions, plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record
+) -> CheckResults:
+    """Returns results with the answers of a replay in one process, which may take a multiple of the recording's own
+    time."""
+    limit_s = max(REPLAY_LEAST_S, REPLAY_FACTOR * (time.time() - plan.started_at))
+    limited = replace(options, deadline_s=min(limit_s, options.deadline_s or limit_s))
+
+    def play(replay_folder: Path) -> Record:
+        began = time.monotonic()
+        try:
+            return _run(limited, replay_folder, 1)
+        except TrainingFailed as error:
+            if time.monotonic() - began < limit_s:
+                raise
+            raise TrainingFailed(message("replay_took_too_long", seconds=round(limit_s))) from error
+
+    if by_hand := judged_by_hand(results, plan, ranks, record, play):
+        return by_hand
+    if results.answer == "differs" and not one_process_decides(results.findings):
+        if any(finding.message.id in OF_A_MODULE for finding in results.findings):
+            replay(plan, ranks, record, play)
+            results = replace(results, findings=with_modules(results.findings, plan, ranks))
+        return with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
+    return with_replay(results, replay(plan, ranks, record, play))
 
 
 def words_of(options: CheckOptions, words: Sequence[str]) -> tuple[Sequence[str] | None, str, list[str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from samestep.commands.working_copy import work_folder
+from samestep.commands.working_copy import LEVELS, work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
@@ -81,7 +81,7 @@ class Replayer:
             try:
                 return self.play(work, told_ranks=told), told
             except (TrainingFailed, UserError) as failure:
-                why = message("script_fails_in_one_process", error=failure.message)
+                why = _why_failed(failure)
         return why
 
     def play(
@@ -107,6 +107,7 @@ class Replayer:
             record=self.plan.out,
             ranks=len(ranks),
             work=str(work),
+            elsewhere=str(work.parents[LEVELS] / "elsewhere"),
             rates=[step.rates for step in steps],
             micro_batches=[len(step.micro_batches) for step in steps],
             in_turn=in_turn,
@@ -125,6 +126,11 @@ class Replayer:
         write(folder / PLAN, replace(of_one_process, replay=replay_plan))
         self.run(folder)
         return read(ReplayRecord, folder / REPLAYED)
+
+
+def _why_failed(error: TrainingFailed | UserError) -> Message:
+    said = error.message
+    return said if said.id == "replay_took_too_long" else message("script_fails_in_one_process", error=said)
 
 
 def _script(plan: ScriptPlan) -> str:
@@ -153,7 +159,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
             try:
                 result = replayer.play(work, in_turn=True, told_ranks=told_ranks)
             except (TrainingFailed, UserError) as error:
-                return [not_replayed(message("script_fails_in_one_process", error=error.message))]
+                return [not_replayed(_why_failed(error))]
         findings = _judged(result, replayer, record)
         if layout and told_ranks == len(ranks) > 1 and all(finding.answer == "right" for finding in findings):
             # A value that depends on this number changes with it; a script may take it for its number of replicas.

@@ -33,7 +33,7 @@ from samestep.judge.gradients import changed_alike, gradient
 from samestep.judge.layout import ByHand, Layout, TensorLayout, compute_together, has_loss
 from samestep.judge.pipelines import pipeline_findings
 from samestep.judge.places import Sources
-from samestep.judge.remedies import with_remedy
+from samestep.judge.remedies import with_remedies
 from samestep.judge.replicas import of_layout, with_replicas, within_replicas
 from samestep.judge.rows import order, rows, rows_along_stages
 from samestep.judge.schedules import with_schedules
@@ -229,7 +229,7 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
         answer = "differs"
     return replace(
         results,
-        findings=[with_remedy(finding) for finding in findings],
+        findings=with_remedies(findings),
         answer=answer,
         missing=missing,
         first_divergence=first_divergence(findings),

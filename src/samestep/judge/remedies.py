@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from samestep.message import Message, message
@@ -15,7 +15,6 @@ REMEDIES: Mapping[str, Message] = {
     "no_step_to_replay": message("remedy_name_the_training"),
     "inputs_without_rows": LOADER,
     "loader_without_end_or_indices": LOADER,
-    "rows_drawn_with_replacement": message("remedy_distributed_sampler"),
     "rows_left_out_by_the_sampler": message("remedy_distributed_sampler"),
     "sharding_not_judged": message("remedy_fsdp2"),
     "layers_divided_by_hand": message("remedy_dtensors"),
@@ -41,9 +40,14 @@ REMEDIES: Mapping[str, Message] = {
 }
 
 
-def with_remedy(finding: Finding) -> Finding:
-    """Returns a finding; one that is unknown with what it would take to judge it, where that is known."""
-    if finding.answer != "unknown" or finding.remedy:
+def with_remedies(findings: Sequence[Finding]) -> list[Finding]:
+    """Returns findings; those that are unknown with what it would take to judge them, where that is known."""
+    is_replayed = any(finding.question.startswith("replay") for finding in findings)
+    return [_with_remedy(finding, is_replayed) for finding in findings]
+
+
+def _with_remedy(finding: Finding, is_replayed: bool) -> Finding:
+    if finding.answer != "unknown" or (finding.remedy and finding.remedy != REPLAY):
         return finding
     said = finding.message
     steps = said.fields.get("steps")
@@ -51,4 +55,6 @@ def with_remedy(finding: Finding) -> Finding:
         return replace(finding, remedy=message("remedy_record_steps", steps=steps))
     why = said.fields.get("why")
     reason = why.id if isinstance(why, Message) else said.id
-    return replace(finding, remedy=REMEDIES.get(reason))
+    remedy = REMEDIES.get(reason)
+    # It was just tried.
+    return replace(finding, remedy=None if is_replayed and remedy == REPLAY else remedy)

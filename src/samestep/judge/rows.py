@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -189,6 +190,8 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
     inside = sum(len(read) - len({*read}) for read in lists)
     batch_size = max((len(batch) for record in passes for batch in record.batches if batch), default=1)
     allowed = len(passes) * batch_size
+    if repeated := _repeated_by_sampler(passes, lists):
+        return repeated
     # The last batch may be filled up with rows of the beginning.
     early = [read[: -batch_size or None] for read in lists]
     if inside > allowed or any(len(read) > len({*read}) for read in early):
@@ -216,6 +219,20 @@ def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
         return differs("rows", "rows", cause, step=0, expected=length, found=len(union))
     said = message("epoch_reads_rows", read=len(union), rows=length, twice=twice or None, dropped=missing or None)
     return _common_rows(passes, twice) or Finding("rows", "right", said)
+
+
+def _repeated_by_sampler(passes: Sequence[PassRecord], lists: Sequence[Sequence[int]]) -> Finding | None:
+    """Finds a sampler of the script's own that gives each row as often as any other over the ranks, each of which reads
+    other ones: as one for several views of a row."""
+    if passes[0].sampler in WHOLE or len({tuple(read) for read in lists}) < len(lists):
+        return None
+    reads = Counter(index for read in lists for index in read)
+    (times, rows), *_ = Counter(reads.values()).most_common(1)
+    # The end of the order may be cut off.
+    if times < 2 or len(reads) - rows > len(lists):
+        return None
+    figures = {"read": len(reads), "rows": passes[0].length or 0, "times": times, "sampler": passes[0].sampler}
+    return Finding("rows", "right", message("rows_repeated_by_sampler", **figures))
 
 
 def rows_in_common(passes: Sequence[PassRecord], padding: int) -> int:

@@ -24,6 +24,7 @@ from samestep.recorder.guards import fault_record, recorder_guard
 from samestep.recorder.pipeline_replay import replay_pipeline
 from samestep.recorder.random_numbers import seed_anew
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.redirected_writes import RedirectedWrites
 from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.replay_saver import ReplaySaver
 from samestep.recorder.spawned_ranks import patch_spawned_ranks
@@ -87,6 +88,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
             leave(recorder.record("itself"))
 
         os.chdir(plan.replay.work)
+        elsewhere = Path(plan.replay.elsewhere)
+        RedirectedWrites([Path(plan.replay.record), elsewhere.parent], elsewhere).attach(recorder.hooks)
         played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
     if saver:

@@ -45,6 +45,9 @@ class ReplayPlan:
     micro_batches: list[int]
     """Recorded number of micro-batches of each step."""
 
+    elsewhere: str = ""
+    """Folder for what the script writes outside of its copy and of the record."""
+
     in_turn: bool = False
     """Whether each micro-batch is one rank's, for a script that accumulates more micro-batches on fewer ranks."""
 

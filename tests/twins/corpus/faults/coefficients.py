@@ -5,6 +5,17 @@ from corpus.twin import Fault
 REPLAY = ("replayed gradient", "loss weight")
 FAULTS = (
     Fault(
+        "vicreg",
+        "gathered_gradient_incomplete",
+        "        dist.all_reduce(gradient)\n",
+        "",
+        "dist.all_gather(gathered, rows)",
+        ("replayed gradient",),
+        "gathered",
+        "each rank's rows have the gradient of its own loss alone",
+        arguments="--norm --dropout 0.2",
+    ),
+    Fault(
         "byol",
         "loss_times_ranks",
         "F.cosine_similarity(online(first), projected).mean()",

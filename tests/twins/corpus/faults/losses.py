@@ -7,17 +7,6 @@ GRADIENT = ("gradient",)
 REPLAY = ("replayed gradient", "loss weight")
 FAULTS = (
     Fault(
-        "vicreg",
-        "gathered_gradient_incomplete",
-        "        dist.all_reduce(gradient)\n",
-        "",
-        "dist.all_gather(gathered, rows)",
-        ("replayed gradient",),
-        "gathered",
-        "each rank's rows have the gradient of its own loss alone",
-        arguments="--norm --dropout 0.2",
-    ),
-    Fault(
         "ddp_classifier",
         "gradients_not_reduced",
         "loss = F.cross_entropy(model(inputs), targets,",
