@@ -187,7 +187,7 @@ def _evaluation_values(
     played twice more, to see which numbers depend on the evaluations, and not on the clock."""
     ranks = replayer.ranks
     values = ReportedValues.of(ranks, replayer.one_process)
-    why = why_not_judged(ranks, result.own_statistics)
+    why = why_not_judged(ranks) if values.apart() else None
     if told_ranks > 1:
         why = message("values_not_tried", why=message("ranks_share_out_the_model"))
     elif not values.numbers:

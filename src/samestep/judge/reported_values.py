@@ -110,11 +110,13 @@ def _reports(record: ScriptRecord) -> dict[Key, ReportRecord]:
     return reports
 
 
-def why_not_judged(ranks: Ranks, own_statistics: bool) -> Message | None:
-    """Returns why the numbers of an evaluation cannot be compared with those of one process; None where they can."""
+def why_not_judged(ranks: Ranks) -> Message | None:
+    """Returns why a number of an evaluation that is not one process's may yet be right; None where it may not."""
     if any(report.draws for rank in ranks for report in rank.reports):
         return message("evaluation_draws_random_numbers")
-    return message("evaluation_with_statistics_of_each_rank") if own_statistics else None
+    if any(record.buffers for rank in ranks for record in rank.evaluations):
+        return message("evaluation_with_running_statistics")
+    return None
 
 
 def judge_values(values: ReportedValues, depending: Sequence[ReportedNumber], padding: int) -> Finding:

@@ -113,8 +113,11 @@ def initial_weights(ranks: Ranks) -> Finding:
         return Finding(question, "right", message("elements_on_one_rank_each", parameters=len(shards)))
     if finding := _frozen_on_some(ranks):
         return finding
-    if len({frozenset(rank.start) for rank in ranks}) > 1:
+    trained = set().union(*(step.weights for rank in ranks for step in rank.steps))
+    if any(trained.intersection(rank.start) != trained.intersection(names) for rank in ranks):
         return Finding(question, "unknown", message("ranks_hold_other_parameters"))
+    # A network that one rank alone holds and nobody trains, as an average that rank 0 keeps, is compared with none.
+    names = [name for name in names if all(name in rank.start for rank in ranks)]
     apart = copies_apart(_copies(ranks, names), ranks, step=None)
     if apart is None:
         return Finding(question, "right", message("weights_start_the_same", parameters=len(names)))
@@ -225,7 +228,8 @@ def schedule(ranks: Ranks) -> Finding:
         return Finding(question, "right", message("no_schedule"))
     for step, advances in _advances(first):
         micro_batches = len(first.steps[step - 1].micro_batches)
-        if advances <= 1:
+        # A schedule that counts batches counts those, too, whose gradients were cleared without a step.
+        if advances <= 1 + first.steps[step].cleared:
             continue
         if advances == len(ranks) and "accelerate" in first.libraries:
             return Finding(question, "unknown", message("schedule_advances_once_per_process", advances=advances))

@@ -139,7 +139,7 @@ class Recorder:
         # The functions of a replay end it by themselves.
         self.hooks = Hooks(None if plan.replay else recorder_guard)
         self.leaving = Leaving(lambda: len(self.steps))
-        self.timed, self.ended, self._reduces_in_forward = Timed(), False, False
+        self.timed, self.ended, self.reduces_in_forward = Timed(), False, False
         self._may_communicate = False
         self._functions = set[str]()  # the functions of the first step's losses
         self._gathers = False  # whether tensors were gathered since the last backward pass
@@ -261,7 +261,7 @@ class Recorder:
             meshes=self.parameters.pieces.meshes,
             pieces=self.parameters.pieces.by_name,
             divides_inputs=self.parameters.pieces.divides_inputs,
-            reduces_in_forward=self._reduces_in_forward,
+            reduces_in_forward=self.reduces_in_forward,
             may_communicate=self._may_communicate,
             stages=self.pipelines.records(),
             talks=self.group_operations.records(),
@@ -306,7 +306,7 @@ class Recorder:
         self.timed(self._randoms.after)(step, before)
         if not self.steps:
             self.window.returned |= self.timed(nodes_of)(output)
-        self._reduces_in_forward |= self._reductions.begun > begun
+        self.reduces_in_forward |= self._reductions.begun > begun
         return output
 
     def _sites_are_users(self, file: str) -> bool:

@@ -202,7 +202,6 @@ class ReplayPlayer:
             means=self._by_rank and not self._exchanges and any(forward.loss for forward in self._ranks[0].forwards),
             lone_log_softmax=WholeLosses.lone > 0,
             gathers_cut=self._gathered.used,
-            own_statistics=any(rank.batch_norm for rank in self._ranks),
             adds_numbers=bool(self._one_rank and self._one_rank.adds_numbers),
         )
 

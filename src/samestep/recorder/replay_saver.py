@@ -128,6 +128,7 @@ class ReplaySaver:
         self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
         self._loaders_asked: list[object] = []  # for their lengths
+        self._normalises_itself = False  # whether a BatchNorm has a forward of its own
         self._inputs: list[Any] = []  # of each forward
         self._start: Weights = {}
         self._randomness = ""  # the random state after the latest batch, forward or draw
@@ -167,6 +168,8 @@ class ReplaySaver:
         self.data.numbers = trained
         self.data.ended = [passes[number].ended for number in trained]
         self._forget_lengths_of_evaluations()
+        # One that reduces in its forward pass normalises the rows of all ranks.
+        self.data.batch_norm |= self._normalises_itself and not self._recorder.reduces_in_forward
         if trained and self.data.drawn and self.data.drawn[0].places_only:
             self.data.drawn[0] = Drawn()  # its loader has chosen the rows
         self._save()
@@ -251,7 +254,9 @@ class ReplaySaver:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         parameters = self._recorder.parameters.by_name
         self._end_draws()
-        self.data.batch_norm |= any(map(_is_batch_norm, parts_in(module)))
+        normalising = [part for part in parts_in(module) if _is_batch_norm(part)]
+        self.data.batch_norm |= not all(map(_computes_itself, normalising))
+        self._normalises_itself |= any(map(_computes_itself, normalising))
         self.data.exchanges |= any(is_a(part, nn.SyncBatchNorm) for part in parts_in(module))
         self.data.why_not = self.data.why_not or self._why_not()
         new = {name: parameter for name, parameter in parameters.items() if name not in self._start}
@@ -350,3 +355,8 @@ def _is_batch_norm(module: nn.Module) -> bool:
     """Returns whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
     kind = nn.modules.batchnorm._BatchNorm
     return attribute_of(module, "training") and is_a(module, kind) and not is_a(module, nn.SyncBatchNorm)
+
+
+def _computes_itself(module: nn.Module) -> bool:
+    """Returns whether a BatchNorm has a forward of its own, which may know the rows of other ranks."""
+    return type(module).forward is not nn.modules.batchnorm._BatchNorm.forward

@@ -185,9 +185,6 @@ class ReplayRecord:
     gathers_cut: bool = False
     """Whether ranks that share out a model gather tensors with a gradient by collectives that hand no gradient back."""
 
-    own_statistics: bool = False
-    """Whether the ranks' models have BatchNorm statistics of their own, which one process does not have."""
-
     adds_numbers: bool = False
     """Whether a script that is told of all ranks adds up single numbers over ranks of which some share out a model and
     some are replicas of each other. Over one process such a sum is a sum of copies."""
