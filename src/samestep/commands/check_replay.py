@@ -17,7 +17,7 @@ from samestep.commands.working_copy import LEVELS, work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
-from samestep.judge.evaluation import rows_evaluated_twice
+from samestep.judge.evaluation import evaluates_loaders, rows_evaluated_twice
 from samestep.judge.first_module import with_module, with_places
 from samestep.judge.layout import ByHand, Layout, TensorLayout
 from samestep.judge.replica_causes import cause_within_replica
@@ -166,7 +166,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
             with suppress(TrainingFailed):
                 findings_again = _judged(replayer.play(work, told_ranks=2 * told_ranks), replayer, record)
                 told_ranks = 1 if all(finding.answer == "right" for finding in findings_again) else told_ranks
-        if any(rank.evaluations or rank.reports for rank in ranks):
+        if any(rank.reports for rank in ranks) or evaluates_loaders(ranks):
             values = _evaluation_values(replayer, result, work, findings, told_ranks=told_ranks)
             findings = [*findings, values]
     if not layout:

@@ -112,6 +112,11 @@ def _are_of_own_datasets(passes: Sequence[PassRecord]) -> bool:
     return len({record.length for record in passes}) > 1 or own_datasets(passes)
 
 
+def evaluates_loaders(ranks: Ranks) -> bool:
+    """Returns whether some rank evaluates what a DataLoader reads."""
+    return any(record.number != NO_LOADER for rank in ranks for record in rank.evaluations)
+
+
 def rows_evaluated_twice(ranks: Ranks) -> int:
     """Returns how many rows a sampler repeats in the first evaluation of which each rank evaluates a share."""
     for number in range(min(len(rank.evaluations) for rank in ranks)):

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.job.foreign import attribute_of, is_a, parameters_in, parts_in
+from samestep.job.foreign import ById, attribute_of, is_a, parameters_in, parts_in
 from samestep.job.walk import known_leaves
 from samestep.rank.hooks import Hooks, called_by_torch
 from samestep.records.divided_models import SMALL
@@ -86,8 +87,21 @@ class TrainingMode:
 
 
 def trains(module: nn.Module) -> bool:
-    """Returns whether a forward of a module is a training one, and no evaluation."""
-    return torch.is_grad_enabled() and (not TrainingMode.was_seen or is_in_training_mode(module))
+    """Returns whether a forward of a module is a training one, and no evaluation. The one that gives lazy parameters
+    their shapes is none."""
+    is_training = torch.is_grad_enabled() and (not TrainingMode.was_seen or is_in_training_mode(module))
+    return is_training and not _has_lazy_parameters(module)
+
+
+_WITH_SHAPES = ById[None]()  # modules that are known to have no lazy parameters
+
+
+def _has_lazy_parameters(module: nn.Module) -> bool:
+    if module not in _WITH_SHAPES:
+        if any(map(is_lazy, parameters_in(module))):
+            return True
+        _WITH_SHAPES.put(module, None)
+    return False
 
 
 def in_backward() -> bool:

@@ -33,6 +33,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "worker_noise": ("", "--workers 0"),
     "evaluate_files": ("", "--held-out 36"),
     "reported_values": ("", "--rows 33"),
+    "own_sync_norm": ("",),
     "early_stopping": ("", "--plateau"),
     "muon_and_adam": ("", "--warmup 5", "--warmup 20"),
     "frozen_backbone": ("", "--eval-mode", "--unfreeze-last"),
