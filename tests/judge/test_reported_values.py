@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samestep.judge.reported_values import ReportedValues, are_near, judge_values
+from samestep.judge.reported_values import ReportedValues, are_near, fed_several_times, judge_values, own_values
 from samestep.records.call_site import CallSite
 from samestep.records.reports import NUMBER, ReportCall, ReportRecord
 
@@ -93,3 +93,17 @@ def test_a_time_is_no_value_of_the_evaluation() -> None:
 def test_what_each_rank_reports_of_its_own_is_not_judged() -> None:
     ranks = [rank(report("0.7")), rank(report("0.5"))]
     assert not ReportedValues.of(ranks, rank(report("0.6"))).numbers
+
+
+def test_own_values_that_decide_are_named_and_printed_ones_are_not() -> None:
+    kinds: tuple[ReportCall, ...] = ("plateau", "metric", "print")
+    found = [own_values([rank(report(number, kind)) for number in ("0.5", "0.7")]) for kind in kinds]
+    assert [[finding.answer for finding in findings] for findings in found] == [["differs"], ["warning"], []]
+    assert not own_values([rank(report("0.5", "plateau")), rank(report("0.5", "plateau"))])
+
+
+def test_a_plateau_that_is_fed_once_for_each_rank_is_named() -> None:
+    once, twice = rank(report("0.5", "plateau")), rank(*[report("0.5", "plateau")] * 2)
+    finding = fed_several_times([twice, twice], once)
+    assert finding and finding.message.id == "plateau_advances_for_each_rank"
+    assert fed_several_times([once, once], once) is None

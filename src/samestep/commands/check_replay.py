@@ -23,7 +23,7 @@ from samestep.judge.layout import ByHand, Layout, TensorLayout
 from samestep.judge.replica_causes import cause_within_replica
 from samestep.judge.replicas import of_one_replica
 from samestep.judge.reported_values import QUESTION as VALUES
-from samestep.judge.reported_values import ReportedValues, judge_values, why_not_judged
+from samestep.judge.reported_values import ReportedValues, fed_several_times, judge_values, why_not_judged
 from samestep.judge.warnings import leaves_training_mode
 from samestep.message import Message, as_said, message
 from samestep.records.files import read, write
@@ -196,6 +196,8 @@ def _evaluation_values(
         why = message("values_not_tried", why=message("evaluation_after_other_steps"))
     if why:
         return Finding(VALUES, "unknown", why)
+    if finding := fed_several_times(ranks, replayer.one_process):
+        return finding
     if not values.apart():
         return Finding(VALUES, "right", message("values_of_one_process", numbers=len(values.numbers)))
     in_turn = result.feed == "in turn"

@@ -35,6 +35,7 @@ from samestep.judge.pipelines import pipeline_findings
 from samestep.judge.places import Sources
 from samestep.judge.remedies import with_remedies
 from samestep.judge.replicas import of_layout, with_replicas, within_replicas
+from samestep.judge.reported_values import own_values
 from samestep.judge.rows import order, rows, rows_along_stages
 from samestep.judge.schedules import with_schedules
 from samestep.judge.sites import located
@@ -253,7 +254,7 @@ def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:
     """Answers the questions about ranks that hold the same parameters."""
     findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
     findings += [rates(ranks), schedule(ranks), weights(ranks), *untrained(ranks), updates(ranks, record)]
-    findings += [randoms(ranks), evaluation(ranks)]
+    findings += [randoms(ranks), evaluation(ranks), *own_values(ranks)]
     return findings
 
 

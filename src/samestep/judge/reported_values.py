@@ -110,6 +110,42 @@ def _reports(record: ScriptRecord) -> dict[Key, ReportRecord]:
     return reports
 
 
+def own_values(ranks: Ranks) -> list[Finding]:
+    """Finds values of an evaluation of which each rank has its own, where a schedule or Lightning's callbacks decide by
+    them."""
+    first, *others = [_reports(rank) for rank in ranks]
+    for key, report in first.items():
+        values = [report.numbers, *(reports[key].numbers for reports in others if key in reports)]
+        if report.call not in ("plateau", "metric") or len(values) < len(ranks):
+            continue
+        if all(are_near(one, another) for of_rank in values for one, another in zip(values[0], of_rank)):
+            continue
+        shown = [number for numbers in values for number in numbers[:1]]
+        cause = message("each_rank_decides_by_its_own_value", values=shown)
+        if report.call == "metric":
+            return [Finding(QUESTION, "warning", cause, sites=report.sites[:1])]
+        finding = differs(
+            QUESTION, "reported value", cause, step=report.step, rank=1, expected=shown[0], found=shown[1]
+        )
+        return [replace(finding, sites=report.sites[:1])]
+    return []
+
+
+def fed_several_times(ranks: Ranks, one_process: ScriptRecord) -> Finding | None:
+    """Finds a ReduceLROnPlateau that is given each value once for each rank, as Accelerate's prepare() does."""
+    counts = [
+        sum(report.call == "plateau" for report in reports) for reports in (ranks[0].reports, one_process.reports)
+    ]
+    if len(ranks) == 1 or not counts[1] or counts[0] != len(ranks) * counts[1]:
+        return None
+    report = next(report for report in ranks[0].reports if report.call == "plateau")
+    cause = message("plateau_advances_for_each_rank", ranks=len(ranks))
+    finding = differs(
+        QUESTION, "advances of the schedule", cause, step=report.step, rank=0, expected=counts[1], found=counts[0]
+    )
+    return replace(finding, sites=report.sites[:1])
+
+
 def why_not_judged(ranks: Ranks) -> Message | None:
     """Returns why a number of an evaluation that is not one process's may yet be right; None where it may not."""
     if any(report.draws for rank in ranks for report in rank.reports):

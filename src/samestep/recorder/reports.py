@@ -106,7 +106,7 @@ class Reports:
     def _log_of_lightning(self, log: Any, connector: Any, metrics: Any) -> Any:
         if self._evaluates and not connector.trainer.sanity_checking:
             for name, value in metrics.items():
-                self._add_values("log", {name: value}, self._lines_of_names.get(name.removesuffix("_epoch"), ()))
+                self._add_values("metric", {name: value}, self._lines_of_names.get(name.removesuffix("_epoch"), ()))
         return log(connector, metrics)
 
     def _name_line(self, log: Any, module: Any, name: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from samestep.records.call_site import CallSite
 
-# "collective": the rank hands the numbers to others. "plateau": a ReduceLROnPlateau decides by it.
-ReportCall = Literal["print", "log", "plateau", "collective"]
+# "metric": what Lightning takes for the value of an evaluation. "plateau": a ReduceLROnPlateau decides by it.
+# "collective": the rank hands the numbers to others.
+ReportCall = Literal["print", "log", "metric", "plateau", "collective"]
 # A number that stands alone in a text, and not in a word, as in resnet50.
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan\b|inf\b)")
 
