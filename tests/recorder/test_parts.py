@@ -42,10 +42,11 @@ from samestep.recorder.patches import patch_clipping, patch_forwards
 from samestep.recorder.random_numbers import randomness
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.replay_player import ReplayPlayer
-from samestep.recorder.replay_saver import ReplaySaver
+from samestep.recorder.replay_saver import ReplayData, ReplaySaver
 from samestep.recorder.window import MicroBatch, Window, compress
 from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, ClipRecord, LossRecord
-from samestep.records.script_plan import KEPT, ReplayPlan, ReplayRecord, ScriptPlan
+from samestep.records.script_plan import END, START, ReplayPlan, ReplayRecord, ScriptPlan
+from samestep.records.tensor_files import write_state
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
@@ -333,15 +334,17 @@ def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
 
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
     saver, plan = ReplaySaver(recorder, tmp_path, World(0, 1)), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
-    saver.data.passes = [[Local()]]
+    saver._pack([[Local()]])
+    assert not saver.data.passes and saver.data.why_not and saver.data.why_not.id == "batch_not_saved"
+    saver.data = ReplayData()
+    saver._pack([[Batch(1, 2)]])
     saver._save()
-    kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)
-    assert not kept.passes and kept.why_not.id == "batch_not_saved"
-    saver.data.passes = [[Batch(1, 2)]]
-    saver._save()
+    for name in (START, END):
+        write_state(tmp_path, 0, name, {})
     monkeypatch.delattr(sys.modules[__name__], "Batch")
+    player = ReplayPlayer(recorder, plan, leave)
     with pytest.raises(Left, match="batches_of_unknown_class"):
-        ReplayPlayer(recorder, plan, leave)
+        player._opened(player._ranks[0].passes[0][0])
 
 
 def test_randomness_sees_each_generator() -> None:

@@ -222,8 +222,9 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
         note.id == "ranks_compute_together" or (note.id == "layout_of_ranks" and note.fields.get("tensor"))
         for note in results.notes
     )
+    was_interrupted = any(_is_interrupted(finding) for finding in findings)
     # Only one process tells whether ranks that compute pieces compute the whole.
-    needed = (*NEEDED, ("replayed gradient",)) if shares_out else NEEDED
+    needed = (*NEEDED, ("replayed gradient",)) if shares_out or was_interrupted else NEEDED
     missing = [questions[0] for questions in needed if not right.intersection(questions)]
     answer: Answer = "unknown" if missing else "right"
     if any(finding.answer == "differs" for finding in findings):
@@ -235,6 +236,11 @@ def _with_findings(results: CheckResults, findings: Sequence[Finding]) -> CheckR
         missing=missing,
         first_divergence=first_divergence(findings),
     )
+
+
+def _is_interrupted(finding: Finding) -> bool:
+    why = finding.message.fields.get("why")
+    return finding.question == "replay" and isinstance(why, Message) and why.id == "replay_was_interrupted"
 
 
 def _notes(ranks: Ranks, layout: Layout) -> list[Message]:

@@ -1,4 +1,4 @@
-"""A BatchNorm of the script's own that normalises the rows of all ranks; its first layer takes its shape from a batch."""
+"""A BatchNorm of its own that normalises the rows of all ranks; the first layer takes its shape from a batch."""
 
 import torch
 import torch.distributed as dist
