@@ -23,6 +23,7 @@ READERS = {
     "recorder/recorder.py": "measures what recording takes, and a step",
     "recorder/run_script.py": "waits at the end for the other ranks, whose last step may need this process",
     "recorder/steps_alone.py": "waits for a step of another rank, which may be of another training",
+    "recorder/steps_to_record.py": "waits for the other ranks, to end after the same step; without them ends as asked",
     "recorder/watch.py": "waits for the other ranks' records, and says which has not come",
     "tasks/collectives/__init__.py": "measures collectives",
     "tasks/inspect/dry_run.py": "measures a step, for an estimate that is told",

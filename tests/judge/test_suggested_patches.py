@@ -43,7 +43,7 @@ CALLS: dict[str, Call] = {  # what is written -> the call that the recorder woul
     r"(optimizer|scaler)\.(step|step\(optimizer)\(?\)?": "optimizer step",
     r"scheduler\.step\(": "scheduler step",
     r"zero_grad\(": "zero_grad",
-    r"(all_reduce|all_gather|all_to_all_single)\(": "collective",
+    r"(all_reduce|all_gather|all_to_all_single|broadcast)\(": "collective",
     r"torch\.save": "save",
     r"manual_seed": "seed",
     r"(SGD|AdamW)\(": "optimizer",

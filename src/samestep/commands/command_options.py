@@ -365,8 +365,8 @@ class CheckOptions(Options):
     steps: Annotated[
         int | None,
         Option(
-            help=f"Optimizer steps to record; the script is ended after them. By default {STEPS}, or up to "
-            f"{MOST_STEPS} if the second epoch begins by then.",
+            help=f"Optimizer steps to record. By default {STEPS}, or up to {MOST_STEPS} if the second epoch begins by "
+            "then.",
             min=1,
         ),
     ] = None
@@ -384,7 +384,7 @@ class CheckOptions(Options):
         str,
         Option(
             metavar="local_sgd|own_experts",
-            help="Ranks differ on purpose: step apart, and bring weights together later; or hold experts of their own.",
+            help="What the ranks do apart on purpose; see docs/check.md.",
         ),
     ] = ""
     against: Annotated[
