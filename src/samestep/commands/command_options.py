@@ -365,8 +365,7 @@ class CheckOptions(Options):
     steps: Annotated[
         int | None,
         Option(
-            help=f"Optimizer steps to record. By default {STEPS}, or up to {MOST_STEPS} if the second epoch begins by "
-            "then.",
+            help=f"Optimizer steps to record; by default {STEPS}, or up to {MOST_STEPS} with a second epoch.",
             min=1,
         ),
     ] = None
