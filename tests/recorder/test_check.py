@@ -44,7 +44,7 @@ def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
         skip_unless_here("horovod")
     results = checked(text_of(script), tmp_path)
     assert results.answer == "right", results.findings
-    assert results.steps == 8
+    assert results.steps >= 8
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_script_that_starts_other_ranks_names_their_number(tmp_path: Path) -> 
 def test_the_ranks_of_a_tensor_parallel_model_may_read_the_same_rows(tmp_path: Path) -> None:
     results = checked(text_of("tensor_parallel"), tmp_path)
     found = answers(results)
-    assert results.answer == "right" and results.steps == 8, results.findings
+    assert results.answer == "right" and results.steps >= 8, results.findings
     assert {found[name] for name in ("rows", "gradient", "weights", "replayed gradient")} == {"right"}, found
 
 

@@ -139,7 +139,9 @@ class ReplayPlayer:
         counts = _counts(first)
         if (self._from_loader or self._makes) and any(_counts(rank) != counts for rank in self._ranks):
             return message("draws_differ_between_ranks")
-        if in_turn and any(counts) and (self._from_loader or (self._makes and not _draws_each(counts)[0])):
+        # What is drawn before the first forward pass alone is no micro-batch's.
+        by_batch = counts if self._from_loader else counts[1:]
+        if in_turn and any(by_batch) and (self._from_loader or (self._makes and not _draws_each(counts)[0])):
             return message("draws_cannot_be_played_in_turn")
         return message("several_forwards_in_a_micro_batch") if in_turn and first.several else None
 
@@ -448,7 +450,7 @@ class ReplayPlayer:
         """Returns the numbers of the rank whose micro-batch is drawn, of which each has as many draws."""
         each, beforehand = _draws_each(_counts(self._ranks[0]))
         number, self._drawn_in_turn = self._drawn_in_turn - beforehand, self._drawn_in_turn + 1
-        if number < 0:
+        if number < 0 or not each:
             return numbers
         rank, place = self._place(number // each)
         values = [numbers for drawn in self._ranks[rank].drawn for numbers in drawn.values]
