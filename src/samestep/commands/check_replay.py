@@ -17,7 +17,7 @@ from samestep.commands.working_copy import LEVELS, work_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.judge.against_one_process import judge_replay, not_replayed
 from samestep.judge.assembled import ReplicaRecord, of_replicas
-from samestep.judge.evaluation import evaluates_loaders, rows_evaluated_twice
+from samestep.judge.evaluation import evaluates_loaders, evaluation
 from samestep.judge.first_module import with_module, with_places
 from samestep.judge.layout import ByHand, Layout, TensorLayout
 from samestep.judge.replica_causes import cause_within_replica
@@ -185,9 +185,10 @@ def _evaluation_values(
 ) -> Finding:
     """Judges what the script reports of its evaluations. Where a number is not that of one process, the script is
     played twice more, to see which numbers depend on the evaluations, and not on the clock."""
-    ranks = replayer.ranks
-    values = ReportedValues.of(ranks, replayer.one_process)
-    why = why_not_judged(ranks) if values.apart() else None
+    ranks, one_process = replayer.ranks, replayer.one_process
+    values = ReportedValues.of(ranks, one_process)
+    is_apart = bool(values.apart())
+    why = why_not_judged(ranks) if is_apart else None
     if told_ranks > 1:
         why = message("values_not_tried", why=message("ranks_share_out_the_model"))
     elif not values.numbers:
@@ -196,9 +197,9 @@ def _evaluation_values(
         why = message("values_not_tried", why=message("evaluation_after_other_steps"))
     if why:
         return Finding(VALUES, "unknown", why)
-    if finding := fed_several_times(ranks, replayer.one_process):
+    if finding := fed_several_times(ranks, one_process):
         return finding
-    if not values.apart():
+    if not is_apart:
         return Finding(VALUES, "right", message("values_of_one_process", numbers=len(values.numbers)))
     in_turn = result.feed == "in turn"
     try:
@@ -208,7 +209,7 @@ def _evaluation_values(
     except (TrainingFailed, UserError) as error:
         return Finding(VALUES, "unknown", message("values_not_tried", why=as_said(error.message)))
     depending = values.depending(other_clock=other_clock, other_evaluation=replayer.one_process)
-    return judge_values(values, depending, rows_evaluated_twice(ranks))
+    return judge_values(values, depending, padding=evaluation(ranks).message.fields.get("twice") or 0)
 
 
 def _judged(result: ReplayRecord, replayer: Replayer, record: Record) -> list[Finding]:

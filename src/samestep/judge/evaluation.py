@@ -75,7 +75,7 @@ def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRec
     if len({record.step for record in records}) > 1:
         return _right(message("each_rank_evaluates_its_own_dataset"))
     lists = [read for record in passes if (read := indices(record)) is not None]
-    is_own = _are_of_own_datasets(passes)
+    is_own = len({record.length for record in passes}) > 1 or own_datasets(passes)
     if is_own and (common := rows_in_common(passes, 0)) and not evaluates_all:
         cause, rows = message("evaluation_order_of_each_rank", shared=common), sum(map(len, lists))
         found = message("rows_on_several_ranks", shared=common, rows=rows)
@@ -108,28 +108,9 @@ def _of_evaluation(passes: Sequence[PassRecord], records: Sequence[EvaluationRec
     return _right(message("ranks_evaluate_together", evaluated=evaluated, rows=length, twice=twice or None))
 
 
-def _are_of_own_datasets(passes: Sequence[PassRecord]) -> bool:
-    return len({record.length for record in passes}) > 1 or own_datasets(passes)
-
-
 def evaluates_loaders(ranks: Ranks) -> bool:
     """Returns whether some rank evaluates what a DataLoader reads."""
     return any(record.number != NO_LOADER for rank in ranks for record in rank.evaluations)
-
-
-def rows_evaluated_twice(ranks: Ranks) -> int:
-    """Returns how many rows a sampler repeats in the first evaluation of which each rank evaluates a share."""
-    for number in range(min(len(rank.evaluations) for rank in ranks)):
-        records = [rank.evaluations[number] for rank in ranks]
-        if any(record.number == NO_LOADER for record in records):
-            continue
-        passes = [rank.passes[record.number] for rank, record in zip(ranks, records)]
-        if _are_of_own_datasets(passes):
-            continue
-        rows = [row for record in passes for row in indices(record) or ()]
-        if len({*rows}) < len(rows) < 2 * len({*rows}):
-            return len(rows) - len({*rows})
-    return 0
 
 
 def _left_out(passes: Sequence[PassRecord]) -> int:
@@ -179,9 +160,14 @@ def _are_others(rows: Sequence[set[Any]]) -> bool:
 
 
 def _follows_no_reduction(records: Sequence[EvaluationRecord], ranks: Ranks) -> bool:
-    called = [name for record in records for name in record.collectives if "barrier" not in name]
     known = all(rank.groups for rank in ranks) and all(record.collectives for record in records)
-    return known and not any(REDUCES in name or GATHERS in name for name in called)
+    return known and not are_combined(records)
+
+
+def are_combined(records: Sequence[EvaluationRecord]) -> bool:
+    """Returns whether something is reduced or gathered after an evaluation. A barrier hands on nothing."""
+    called = [name for record in records for name in record.collectives if "barrier" not in name]
+    return any(REDUCES in name or GATHERS in name for name in called)
 
 
 def _only_adds(records: Sequence[EvaluationRecord]) -> bool:

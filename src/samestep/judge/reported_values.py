@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from samestep.bounds import REPORTED_APART
+from samestep.judge.evaluation import are_combined
 from samestep.judge.findings import Ranks, differs
 from samestep.message import Message, message
 from samestep.records.call_site import CallSite
@@ -185,9 +186,8 @@ def judge_values(values: ReportedValues, depending: Sequence[ReportedNumber], pa
 def _are_combined(ranks: Ranks, step: int) -> bool:
     """Returns whether the results of the ranks are reduced or gathered after the evaluation at a step."""
     records = [record for rank in ranks for record in rank.evaluations if record.step == step]
-    called = [name for record in records for name in record.collectives]
     handed_on = any(report.call == "collective" and report.step == step for rank in ranks for report in rank.reports)
-    return handed_on or any("reduce" in name or "gather" in name for name in called)
+    return handed_on or are_combined(records)
 
 
 def _cause(values: ReportedValues, number: ReportedNumber, padding: int) -> tuple[Message, list[CallSite]]:

@@ -123,6 +123,10 @@ class Hooks:
         self._finders.append(AfterImport(module, self._guard.hook(callback) if self._guard else callback))
         sys.meta_path.insert(0, self._finders[-1])
 
+    def attach_after_import(self, module: str, owner: str, name: str, replacement: Callable[..., Any]) -> None:
+        """Replaces a method of a class once its module is imported, where this version of the module has it."""
+        self.after_import(module, lambda: self.attach(getattr(sys.modules[module], owner, None), name, replacement))
+
     def detach(self) -> None:
         """Puts the original attributes back."""
         self._is_detached = True

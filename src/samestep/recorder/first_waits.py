@@ -47,13 +47,8 @@ class FirstWaits:
         for name in IN_STORE:
             hooks.attach(Store, name, self._new_store_call(f"Store.{name}"))
         hooks.after_import(LAUNCHER, lambda: hooks.attach(sys.modules[LAUNCHER], "launch_agent", self._new_launch))
-        hooks.after_import(AGENT, lambda: self._attach(hooks, AGENT, "SimpleElasticAgent", "_rendezvous"))
-        hooks.after_import(RENDEZVOUS, lambda: self._attach(hooks, RENDEZVOUS, "_BackendRendezvousStateHolder", "sync"))
-
-    def _attach(self, hooks: Hooks, module: str, kind: str, name: str) -> None:
-        # Private names, that not every version of torch has.
-        owner = getattr(sys.modules[module], kind, None)
-        hooks.attach(owner, name, {"_rendezvous": self._new_rendezvous, "sync": self._new_sync}[name])
+        hooks.attach_after_import(AGENT, "SimpleElasticAgent", "_rendezvous", self._new_rendezvous)
+        hooks.attach_after_import(RENDEZVOUS, "_BackendRendezvousStateHolder", "sync", self._new_sync)
 
     @contextmanager
     def of_group(self, rank: int, size: int, arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:

@@ -13,20 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from samestep.job.foreign import attribute_of, is_a, parts_in
 from samestep.message import Message, message
 from samestep.recorder.batches import RowOrder
 from samestep.recorder.random_numbers import random_states, set_random_states, torch_state
-from samestep.recorder.replay_saver import Forward
+from samestep.recorder.replay_saver import Forward, normalises_rows_of_a_rank
 
 
 def treats_rows_of_a_rank(part: nn.Module) -> bool:
     """Returns whether a module's output for a row depends on the rank on which it is."""
-    is_own = is_a(part, _DropoutNd) or (is_a(part, _BatchNorm) and not is_a(part, nn.SyncBatchNorm))
-    return bool(is_own and attribute_of(part, "training"))
+    drops = is_a(part, _DropoutNd) and bool(attribute_of(part, "training"))
+    return drops or normalises_rows_of_a_rank(part)
 
 
 class ModulesByRank:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import math
@@ -64,15 +63,12 @@ def make_meshes_of_one_rank(hooks: Hooks, made: Callable[[list[int]], None] = la
 def make_trainers_of_one_rank(hooks: Hooks) -> None:
     """Gives Lightning's Trainer and Fabric one device of one node, whatever number the script has written."""
 
-    def attach(module: str, owner: str) -> None:
-        def new_init(init: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-            numbers = {name: 1 for name in ("devices", "num_nodes") if name in kwargs}
-            init(trainer, *args, **kwargs | numbers)
-
-        hooks.attach(getattr(sys.modules[module], owner), "__init__", new_init)
+    def new_init(init: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        numbers = {name: 1 for name in ("devices", "num_nodes") if name in kwargs}
+        init(trainer, *args, **kwargs | numbers)
 
     for module, owner in TRAINERS:
-        hooks.after_import(module, functools.partial(attach, module, owner))
+        hooks.attach_after_import(module, owner, "__init__", new_init)
 
 
 def refuse_groups_of_several(hooks: Hooks, refuse: Callable[[int], None]) -> None:
@@ -253,9 +249,4 @@ def tell_ranks(hooks: Hooks, number: int, ranks_of: Callable[[Any], list[int] | 
 
 def allow_batches_of_all_ranks(hooks: Hooks) -> None:
     """Lets DeepSpeed's settings name the batch of all ranks beside that of one, which the only rank is fed with."""
-
-    def patch() -> None:
-        settings: Any = sys.modules[DEEPSPEED_SETTINGS].DeepSpeedConfig
-        hooks.attach(settings, "_batch_assertion", lambda _, self: None)
-
-    hooks.after_import(DEEPSPEED_SETTINGS, patch)
+    hooks.attach_after_import(DEEPSPEED_SETTINGS, "DeepSpeedConfig", "_batch_assertion", lambda _, self: None)

@@ -59,7 +59,7 @@ class Pieces:
                 self.divides_inputs |= local_tensor.data_ptr() in self._inputs
             return from_local(local_tensor, device_mesh, placements, **kwargs)
 
-        hooks.after_import(DTENSOR, lambda: hooks.attach(sys.modules[DTENSOR].DTensor, "from_local", new_from_local))
+        hooks.attach_after_import(DTENSOR, "DTensor", "from_local", new_from_local)
 
 
 def _kinds(tensor: Any) -> list[Kind]:

@@ -254,7 +254,7 @@ class ReplaySaver:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         parameters = self._recorder.parameters.by_name
         self._end_draws()
-        normalising = [part for part in parts_in(module) if _is_batch_norm(part)]
+        normalising = [part for part in parts_in(module) if normalises_rows_of_a_rank(part)]
         self.data.batch_norm |= not all(map(_computes_itself, normalising))
         self._normalises_itself |= any(map(_computes_itself, normalising))
         self.data.exchanges |= any(is_a(part, nn.SyncBatchNorm) for part in parts_in(module))
@@ -351,7 +351,7 @@ def buffers(module: nn.Module) -> Weights:
     return {plain(name): buffer for name, buffer in named_buffers_in(module)}
 
 
-def _is_batch_norm(module: nn.Module) -> bool:
+def normalises_rows_of_a_rank(module: nn.Module) -> bool:
     """Returns whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
     kind = nn.modules.batchnorm._BatchNorm
     return attribute_of(module, "training") and is_a(module, kind) and not is_a(module, nn.SyncBatchNorm)

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from samestep.job.foreign import attribute_of, is_a
+from samestep.job.foreign import is_a
 from samestep.rank.hooks import Hooks
 from samestep.recorder.call_sites import CallSites, Chain
 from samestep.recorder.random_numbers import torch_state
@@ -53,17 +52,12 @@ class Reports:
             if function.kind in ("reduce", "gather") and hasattr(dist, function.name):
                 signature = inspect.signature(getattr(dist, function.name))
                 hooks.attach(dist, function.name, functools.partial(self._hand_on, signature, function.sent))
-        methods: list[tuple[str, str, str, Callable[..., Any]]] = [
-            ("transformers.trainer", "Trainer", "log", self._log_of_trainer),
-            ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", self._add_scalar),
-        ]
+        later = hooks.attach_after_import
+        later("transformers.trainer", "Trainer", "log", self._log_of_trainer)
+        later("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", self._add_scalar)
         for package in LIGHTNING:
-            methods += [
-                (f"{package}.core.module", "LightningModule", "log", self._name_line),
-                (f"{package}.{CONNECTOR}", "_LoggerConnector", "log_eval_end_metrics", self._log_of_lightning),
-            ]
-        for module, owner, name, replacement in methods:
-            hooks.after_import(module, functools.partial(_attach_to_method, hooks, module, owner, name, replacement))
+            later(f"{package}.core.module", "LightningModule", "log", self._name_line)
+            later(f"{package}.{CONNECTOR}", "_LoggerConnector", "log_eval_end_metrics", self._log_of_lightning)
 
     def begin_forward(self) -> None:
         """Begins an evaluation, or goes on with it, by a forward pass that is no training."""
@@ -147,10 +141,6 @@ class Reports:
         self._records.append(
             ReportRecord(call, sites, self._steps_done(), digest, numbers[:MOST_NUMBERS], draws=self._draws)
         )
-
-
-def _attach_to_method(hooks: Hooks, module: str, owner: str, name: str, replacement: Callable[..., Any]) -> None:
-    hooks.attach(attribute_of(sys.modules[module], owner), name, replacement)
 
 
 def _shown(value: Any) -> str:
