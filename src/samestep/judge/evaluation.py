@@ -147,7 +147,7 @@ def _is_never_brought_together(passes: Sequence[PassRecord], records: Sequence[E
 def _own_rows_not_reduced(records: Sequence[EvaluationRecord], ranks: Ranks) -> Finding | None:
     """Warns of losses of other rows on each rank, read without a DataLoader, that nothing brings together."""
     trained = {row for rank in ranks for step in rank.steps for batch in step.micro_batches for row in batch.rows}
-    rows = [{*record.rows} for record in records]
+    rows = [{*record.rows} if record.with_loss else set[str]() for record in records]
     all_evaluate = len(records) == len(ranks) > 1 and len({record.step for record in records}) == 1
     if not all_evaluate or not _are_others(rows) or not trained.isdisjoint(set().union(*rows)):
         return None

@@ -16,7 +16,7 @@ from samestep.message import Message, message
 from samestep.records.call_site import CallSite
 from samestep.records.findings import Finding, Question
 from samestep.records.reports import ReportRecord
-from samestep.records.script import ScriptRecord
+from samestep.records.script import NO_LOADER, ScriptRecord
 
 QUESTION: Question = "evaluation values"
 Key = tuple[tuple[tuple[str, int], ...], str, int, int]  # the lines, the call, the step, and how often before at it
@@ -51,6 +51,7 @@ class ReportedValues:
     """The numbers that the ranks report of their evaluations, beside those of one process."""
 
     ranks: Ranks
+    one_process: ScriptRecord
     numbers: list[ReportedNumber]
     expected: dict[tuple[Key, int], str]
 
@@ -73,7 +74,7 @@ class ReportedValues:
                     place = key, number
                     if key not in apart and place in expected:
                         numbers.setdefault(place, ReportedNumber(place, rank, report, found))
-        return cls(ranks, [*numbers.values()], expected)
+        return cls(ranks, one_process, [*numbers.values()], expected)
 
     def apart(self) -> list[ReportedNumber]:
         """Returns the numbers that are not those of one process."""
@@ -164,7 +165,10 @@ def judge_values(values: ReportedValues, depending: Sequence[ReportedNumber], pa
     if not wrong:
         return Finding(QUESTION, "right", message("values_of_the_evaluation", numbers=len(depending)))
     number = wrong[0]
-    expected = values.expected[number.place]
+    expected, step = values.expected[number.place], number.report.step
+    rows_of_ranks = set().union(*(_evaluated_rows(rank, step) for rank in values.ranks))
+    if others := len(rows_of_ranks - _evaluated_rows(values.one_process, step)):
+        return Finding(QUESTION, "unknown", message("one_process_evaluates_other_rows", rows=others, step=step))
     if number.report.call != "plateau" and not _are_combined(values.ranks, number.report.step):
         cause = message("value_of_one_ranks_rows", rank=number.rank, found=number.found, expected=expected)
         return Finding(QUESTION, "warning", cause, sites=number.report.sites[:1])
@@ -188,6 +192,16 @@ def _are_combined(ranks: Ranks, step: int) -> bool:
     records = [record for rank in ranks for record in rank.evaluations if record.step == step]
     handed_on = any(report.call == "collective" and report.step == step for rank in ranks for report in rank.reports)
     return handed_on or are_combined(records)
+
+
+def _evaluated_rows(record: ScriptRecord, step: int) -> set[tuple[str, ...]]:
+    """Returns the digests of the rows that a process evaluates after a number of steps."""
+    rows = set[tuple[str, ...]]()
+    for evaluated in record.evaluations:
+        if evaluated.step == step:
+            read = record.passes[evaluated.number].digests if evaluated.number != NO_LOADER else []
+            rows |= {(row,) for row in evaluated.rows} | {tuple(row) for row in read if row}
+    return rows
 
 
 def _cause(values: ReportedValues, number: ReportedNumber, padding: int) -> tuple[Message, list[CallSite]]:

@@ -67,7 +67,7 @@ class Evaluations:
         latest = self._loaders.latest
         self._loaders.evaluated()
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
-        rows = rows_of(inputs) if number < 0 and with_loss else []
+        rows = rows_of(inputs) if number < 0 else []
         if record := self._records.get(number):
             if rows and len(record.rows) < ROWS:
                 self._records[number] = replace(record, rows=[*record.rows, *rows])
@@ -75,9 +75,12 @@ class Evaluations:
         statistics = _statistics(module)
         if number < 0 and not statistics and not rows:
             return
-        if self._since is None:
+        is_judged = number >= 0 or bool(statistics) or with_loss
+        if is_judged and self._since is None:
             self._since = max((entry.record_id for entry in _collectives()), default=-1)
-        self._records[number] = EvaluationRecord(max(number, NO_LOADER), step, statistics, rows=rows)
+        self._records[number] = EvaluationRecord(
+            max(number, NO_LOADER), step, statistics, rows=rows, with_loss=with_loss
+        )
 
     def trains(self) -> None:
         """Ends the evaluation before a training forward. Called before each one."""

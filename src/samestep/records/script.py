@@ -283,8 +283,7 @@ class EvaluationRecord:
     """One pass over a DataLoader that is evaluated and not trained, or evaluated forward passes of other data."""
 
     number: int
-    """Number of the pass, as an index of `ScriptRecord.passes`. NO_LOADER for forward passes of other data, which are
-    recorded only where the model has BatchNorm's statistics or returns a loss."""
+    """Number of the pass, as an index of `ScriptRecord.passes`. NO_LOADER for forward passes of other data."""
 
     step: int
     """Number of optimizer steps that were taken before."""
@@ -296,7 +295,10 @@ class EvaluationRecord:
     """Operations that were called from the first forward pass up to the next training forward. ['none']: none was."""
 
     rows: list[str] = field(default_factory=list)
-    """Digests of the rows of the model's inputs, for forward passes of other data that return a loss."""
+    """Digests of the rows of the model's inputs, for forward passes of other data."""
+
+    with_loss: bool = False
+    """Whether these forward passes of other data return a loss."""
 
 
 UntrainedKind = Literal["frozen", "buffer"]
