@@ -44,7 +44,8 @@ ARROWS = {
     "training": {"rank", "data", "records", "world"},
     "reference": {"engine", "records"},  # of the records only what it fills
     "engines": {"engine", "training", "parallel", "rank", "world"},
-    "recorder": {"rank", "world", "records"},  # attaches to a script that is not ours
+    "recorder": {"as_cpu", "rank", "world", "records"},  # attaches to a script that is not ours
+    "as_cpu": {"rank"},  # computes on CPUs what it computes on GPUs
     "parallel": {"data", "rank", "records", "world"},
     "rank": {"data", "world", "records"},
     "data": {"world"},

@@ -39,7 +39,7 @@ from samestep.records.findings import DiffResults, Finding
 from samestep.records.record import Record
 from samestep.records.redaction import redacted_text
 from samestep.records.results import RESULTS
-from samestep.records.script import ScriptRecord
+from samestep.records.script import ON_CPUS, ScriptRecord
 from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.language import with_english
 from samestep.world.regular_files import make_folder, read_regular
@@ -95,6 +95,7 @@ def check_against(options: CheckOptions, words: Sequence[str]) -> DiffResults:
                 plan = ScriptPlan(
                     str(out), started, run.script, run.arguments, options.steps or STEPS, weights=True, seed=SEED
                 )
+                plan = replace(plan, as_cpu=bool(options.as_cpu))
                 recordings.append(_recorded(options, plan, side, top, python))
         finally:
             fork_client.close()
@@ -238,7 +239,7 @@ def _bytes(file: Path) -> bytes | None:
 
 
 def _notes(pair: RecordPair, same: bool) -> list[Message]:
-    notes = []
+    notes = [note for note in pair.second[0].notes if note.id == ON_CPUS]
     if pair.on_other_ranks:
         notes.append(message("compared_on_other_ranks", first=len(pair.first), second=len(pair.second)))
     if same:

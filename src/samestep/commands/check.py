@@ -37,7 +37,8 @@ from samestep.launch.command import command_for
 from samestep.message import Message, message
 from samestep.records.files import read, write
 from samestep.records.findings import CheckResults
-from samestep.records.record import Record
+from samestep.records.launch_files import OF_RANKS
+from samestep.records.record import RankError, Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.runs import ResultsIdentity
@@ -46,7 +47,7 @@ from samestep.records.script_plan import PLAN, ScriptPlan
 from samestep.report.language import with_english
 from samestep.version import __version__
 from samestep.world import RankVariables, become_worker
-from samestep.world.regular_files import paths_in
+from samestep.world.regular_files import paths_in, remove_file
 
 REPLAY_FACTOR, REPLAY_LEAST_S = 10, 60.0  # how long a replay may take: so many times the recording, and at least
 SEED = 1_905_683_417  # a number with which hardly any script seeds
@@ -77,6 +78,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         # A record without a replay is made to be compared with another one.
         weights=not options.replay,
         seed=None if options.replay else SEED,
+        as_cpu=bool(options.as_cpu),
     )
     try:
         plan, ranks, record = record_script(options, plan, command)
@@ -180,9 +182,23 @@ def record_script(
     """
     folder = Path(plan.out)
     write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
-    record = _run(options, folder, options.nproc, command, python)
+    try:
+        record = _run(options, folder, options.nproc, command, python)
+    except TrainingFailed:
+        if options.as_cpu is False or plan.as_cpu or not _needs_gpus(folder):
+            raise
+        say(message("recorded_again_on_cpus"))
+        for path in paths_in(folder, "*"):
+            if OF_RANKS.fullmatch(path.name):
+                remove_file(path)
+        return record_script(options, replace(plan, as_cpu=True), command, python)
     plan = read(ScriptPlan, folder / PLAN)  # the record that a command's ranks complete
     return plan, [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)], record
+
+
+def _needs_gpus(folder: Path) -> bool:
+    """Returns whether a rank has failed for lack of a GPU."""
+    return any(read(RankError, path).message.id == "script_needs_gpus" for path in paths_in(folder, "error-rank*.json"))
 
 
 def _refuse_ranks() -> None:

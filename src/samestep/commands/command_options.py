@@ -390,7 +390,7 @@ class CheckOptions(Options):
         str | None,
         Option(
             metavar="REV[:SCRIPT]",
-            help="Compare the steps with those of a git revision; SCRIPT: its path there, if it was moved.",
+            help="Compare the steps with those of a git revision; SCRIPT: its path there.",
         ),
     ] = None
     against_nproc: Annotated[int | None, Option(help="Compare with the steps of so many ranks.", min=1)] = None
@@ -410,7 +410,11 @@ class CheckOptions(Options):
             help="Compare with another version of a package, in an environment of its own; repeatable.",
         ),
     ] = ()
-    module: Annotated[bool, Option("-m", help="SCRIPT is a module's dotted name, as for python -m.")] = False
+    module: Annotated[bool, Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False
+    as_cpu: Annotated[
+        bool | None,
+        Option("--as-cpu/--no-as-cpu", help="Use CPUs for GPUs; by itself where none is."),
+    ] = None
     out: Annotated[Path | None, Option(help="Folder for the records; by default a dated one under runs/.")] = None
     launcher: Annotated[str, Option(help="torchrun; or fork, which imports torch once for all ranks (CPU only).")] = (
         CHECK_LAUNCHERS[0]

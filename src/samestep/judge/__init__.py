@@ -50,7 +50,7 @@ from samestep.records.findings import Answer, CheckResults, Finding, Question
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
-from samestep.records.script import STATISTICS, ScriptRecord
+from samestep.records.script import ON_CPUS, STATISTICS, ScriptRecord
 from samestep.records.script_plan import ScriptPlan
 
 # Nothing is proven unless one question of each group is answered.
@@ -248,7 +248,8 @@ def _notes(ranks: Ranks, layout: Layout) -> list[Message]:
     if layout.kind == "replicas" and compute_together(ranks):
         notes.append(message("ranks_compute_together"))
     for note in (note for rank in ranks for note in rank.notes):
-        if note not in notes:
+        is_known = note in notes or (note.id == ON_CPUS and any(other.id == ON_CPUS for other in notes))
+        if not is_known:
             notes.append(note)
     notes += [message("steps_taken_alone", rank=rank.rank, steps=rank.alone) for rank in ranks if rank.alone]
     statistics = [name for name in ranks[0].buffers if name.rpartition(".")[2] in STATISTICS]

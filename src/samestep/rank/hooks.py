@@ -26,7 +26,11 @@ from torch.jit import _builtins
 from samestep.errors import SamestepError
 from samestep.job.foreign import is_a
 
-OBSERVERS = (__name__, "samestep.recorder.")  # whose frames lie between a training and a replacement
+OBSERVERS = (
+    __name__,
+    "samestep.recorder.",
+    "samestep.as_cpu.",
+)  # whose frames lie between a training and a replacement
 READ_ONCE = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")  # whose parameters may be an iterator
 ABSENT = object()  # what a place holds that inherits its attribute
 

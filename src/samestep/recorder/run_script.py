@@ -15,12 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from samestep.as_cpu import replaced
+from samestep.as_cpu.absent_gpus import AbsentGpus
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import message
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
 from samestep.recorder.evaluations import ENTRIES
 from samestep.recorder.guards import fault_record, recorder_guard
+from samestep.recorder.leaving import described
 from samestep.recorder.pipeline_replay import replay_pipeline
 from samestep.recorder.random_numbers import seed_anew
 from samestep.recorder.recorder import Recorder
@@ -47,6 +50,10 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     After the last step that was asked the process ends, inside that step: no line of the script runs after it.
     """
     folder = Path(plan.out)
+    if plan.as_cpu:
+        from samestep import as_cpu  # here: most scripts need none of it
+
+        as_cpu.attach()
     flight_recorder.enable(ENTRIES)
     plan = _completed(plan, record.world)
     played: ReplayPlayer | None = None
@@ -69,6 +76,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
         replay_pipeline(recorder.pipelines, folder, record.world)
 
     def leave(script_record: ScriptRecord) -> NoReturn:
+        if plan.as_cpu:
+            script_record.notes.insert(0, replaced.described())
         with naming_full_disks():
             remove_file(folder / f".room-rank{script_record.rank}")  # room on the disk that the worker has kept
             write(folder / f"rank{script_record.rank}.json", script_record)
@@ -101,9 +110,12 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     seed = None if plan.seed is None else plan.seed + record.world.rank
     patch_spawned_ranks(recorder.hooks, record.world, played, seed)
     seed_anew(seed)  # a forked rank has the random state of all others
+    absent_gpus = AbsentGpus()
+    if not plan.replay:
+        absent_gpus.attach(recorder.hooks)
     try:
         with _recording_a_failure(recorder, folder):
-            _run(plan)
+            _run_with_gpus(plan, recorder, absent_gpus)
     except SystemExit as error:
         recorder.leaving.left(error)
         if error.code not in (None, 0):
@@ -153,6 +165,18 @@ def _recording_a_failure(recorder: Recorder, folder: Path) -> Iterator[None]:
             record = recorder.record("itself")
             write(folder / UNFINISHED.format(record.rank), record)
         raise
+
+
+def _run_with_gpus(plan: ScriptPlan, recorder: Recorder, absent_gpus: AbsentGpus) -> None:
+    """Runs a script as _run does. Raises TrainingFailed where it lacks GPUs, that it may be run on CPUs."""
+    try:
+        _run(plan)
+    except (Exception, SystemExit) as error:
+        if absent_gpus.explain(error, len(recorder.steps)):
+            raise TrainingFailed(message("script_needs_gpus", error=described(error))) from error
+        raise
+    if absent_gpus.explain(None, len(recorder.steps)):
+        raise TrainingFailed(message("script_needs_gpus", error=message("no_step_was_taken")))
 
 
 def _run(plan: ScriptPlan) -> None:

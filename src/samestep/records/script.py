@@ -33,6 +33,7 @@ UNFINISHED = "unfinished-rank{}.json"  # the ScriptRecord of a rank that has fai
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
+ON_CPUS = "computed_on_cpus"  # the id of the note that CPUs have computed what the script computes on GPUs
 NO_LOADER = -1  # stands for the number of a pass
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # BatchNorm's buffers: each rank's own by design
 A = TypeVar("A")  # an array

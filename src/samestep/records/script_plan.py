@@ -121,6 +121,9 @@ class ScriptPlan:
     meant: Meant = ""
     """Training that the script is declared to be. '': one whose ranks take the same steps."""
 
+    as_cpu: bool = False
+    """Whether the ranks compute on CPUs what the script computes on GPUs."""
+
     seed: int | None = None
     """Seed, on rank 0, of random numbers that the script does not seed; each next rank adds 1. None: the system's."""
 

@@ -12,6 +12,7 @@ from samestep.message import Message, message
 from samestep.records.call_site import CallSite
 from samestep.records.findings import Answer, CheckResults, DiffResults, Finding, FixRecord, Question
 from samestep.records.results import Divergence
+from samestep.records.script import ON_CPUS
 from samestep.report.language import text
 from samestep.report.terminal import cell, terminal
 
@@ -91,12 +92,25 @@ QUANTITIES: Mapping[str, Message] = {
 
 def show_check(results: CheckResults) -> None:
     """Prints the answers and the verdict on stdout."""
+    _say_where(results.notes)
     _show(results.findings, lines(results))
+
+
+def _say_where(notes: Sequence[Message]) -> None:
+    """Prints first that CPUs have computed what a script computes on GPUs."""
+    for note in notes:
+        if note.id == ON_CPUS:
+            terminal(100).show_line(text(note))
+
+
+def _other_notes(notes: Sequence[Message]) -> list[Message]:
+    return [message("note", note=note) for note in notes if note.id != ON_CPUS]
 
 
 def show_diff(results: DiffResults) -> None:
     """Prints what is the same in two records, and where they part."""
-    said = [message("note", note=note) for note in results.notes]
+    _say_where(results.notes)
+    said = _other_notes(results.notes)
     paths = {"first": results.first, "second": results.second}
     lines_of_sides: list[str] = []
     if results.first_divergence:
@@ -134,7 +148,7 @@ def lines(results: CheckResults) -> list[str]:
     """Returns what differs, the cause before its effects, with the lines of the user's code; what was judged, what was
     not, and what that would take; and where the records are."""
     script = {"script": Path(results.script).name, "ranks": results.ranks}
-    said = [text(message("note", note=note)) for note in results.notes]
+    said = [*map(text, _other_notes(results.notes))]
     differing = _by_cause(results.findings, "differs")
     if results.first_divergence:
         said += map(text, _divergence(message("script_on_ranks", **script), results.first_divergence))
