@@ -45,7 +45,7 @@ ARROWS = {
     "reference": {"engine", "records"},  # of the records only what it fills
     "engines": {"engine", "training", "parallel", "rank", "world"},
     "recorder": {"as_cpu", "rank", "world", "records"},  # attaches to a script that is not ours
-    "as_cpu": {"rank"},  # computes on CPUs what it computes on GPUs
+    "as_cpu": {"rank", "world"},  # computes on CPUs what it computes on GPUs
     "parallel": {"data", "rank", "records", "world"},
     "rank": {"data", "world", "records"},
     "data": {"world"},

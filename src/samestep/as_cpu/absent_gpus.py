@@ -11,6 +11,8 @@ import torch.distributed as dist
 from samestep.rank.hooks import Hooks, called_by_torch
 
 OF_GPUS = re.compile("cuda|nccl|gpu|nvidia|accelerator", re.IGNORECASE)
+# Packages of GPU kernels that gpu_packages.py stands for.
+KERNELS = ("apex", "flash_attn", "xformers", "bitsandbytes", "triton")
 ASKING = ("is_available", "device_count", "_lazy_init")
 
 
@@ -39,4 +41,7 @@ class AbsentGpus:
         """Returns whether GPUs are what a script lacks. error: with which it ended; steps: optimizer steps before."""
         if not self._are_absent:
             return False
-        return (self._asked and not steps) or (error is not None and bool(OF_GPUS.search(str(error))))
+        if error is None:
+            return self._asked and not steps
+        is_kernel = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in KERNELS
+        return is_kernel or bool(OF_GPUS.search(str(error))) or (self._asked and not steps)

@@ -41,8 +41,8 @@ class CpuMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if stand_in := STAND_INS.get(func):
             return stand_in(*args, **(kwargs or {}))
-        if kwargs:
-            kwargs = {name: device_on_cpu(value) if name == "device" else value for name, value in kwargs.items()}
+        if kwargs and "device" in kwargs:
+            kwargs = {**kwargs, "device": device_on_cpu(kwargs["device"])}
         if any(isinstance(value, (torch.device, str)) for value in args):
             args = [on_cpu(value) for value in args]
         return func(*args, **(kwargs or {}))
@@ -50,7 +50,9 @@ class CpuMode(TorchFunctionMode):
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     first = [device_on_cpu(value) for value in args[:1]]
-    return tensor.to(*first, *args[1:], **{name: on_cpu(value) for name, value in kwargs.items()})
+    if "device" in kwargs:
+        kwargs["device"] = device_on_cpu(kwargs["device"])
+    return tensor.to(*first, *args[1:], **kwargs)
 
 
 def _itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -63,12 +65,19 @@ def _type(tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     return tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
 
 
+def _device(*args: Any, **kwargs: Any) -> torch.device:
+    """Returns a device as a script names it: what is made there goes to the CPU."""
+    if len(args) == 1 and type(args[0]) is int and not kwargs:
+        return torch.device("cuda", args[0])
+    return torch.device(*args, **kwargs)
+
+
 STAND_INS: dict[Any, Callable[..., Any]] = {
+    torch.device: _device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _itself,
     torch.Tensor.pin_memory: _itself,
     torch.Tensor.type: _type,
-    torch.Tensor.record_stream: lambda *_: None,
 }
 
 
@@ -92,6 +101,7 @@ def attach(hooks: Hooks) -> None:
     hooks.attach(threading.Thread, "run", _run_thread)
     torch.Generator = CpuGenerator  # type: ignore[misc]
     hooks.attach(nn.Module, "to", _module_to)
+    hooks.attach(Tensor, "record_stream", lambda *_: None)
     hooks.attach(torch, "set_default_device", lambda call, device: call(on_cpu(device)))
     hooks.attach(torch, "set_default_tensor_type", _set_default_tensor_type)
     hooks.attach(torch, "load", _load)
@@ -121,7 +131,9 @@ def _run_thread(run: Any, thread: threading.Thread) -> None:
 
 def _module_to(to: Any, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     first = [device_on_cpu(value) for value in args[:1]]
-    return to(module, *first, *args[1:], **{name: device_on_cpu(value) for name, value in kwargs.items()})  # type: ignore[no-any-return]
+    if "device" in kwargs:
+        kwargs["device"] = device_on_cpu(kwargs["device"])
+    return to(module, *first, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
 def _set_default_tensor_type(call: Any, kind: Any) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.as_cpu import replaced
+from samestep.world.imports import is_users_code
 
 
 def attach() -> None:
@@ -27,10 +28,10 @@ def attach() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the packages after all other finders. Who asks whether a package is there is told that it is not."""
+    """Finds the packages after all other finders, for the script alone."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in PACKAGES or _is_probed():
+        if name not in PACKAGES or not _is_imported_by_script():
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -53,14 +54,12 @@ def _missing(package: str, name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
-def _is_probed() -> bool:
-    """Returns whether importlib.util.find_spec asks, as libraries do to see what is installed."""
+def _is_imported_by_script() -> bool:
+    """Returns whether the script's own code imports, and no library that only looks whether a package is there."""
     frame = sys._getframe(2)
-    for _ in range(6):
-        if frame is None or frame.f_globals.get("__name__") == "importlib.util":
-            return frame is not None
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    while "importlib" in frame.f_code.co_filename and frame.f_back:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == __name__ or is_users_code(frame.f_code.co_filename)
 
 
 class _ApexParallel(DistributedDataParallel):
@@ -137,6 +136,24 @@ def _packed_attention(qkv: Tensor, *args: Any, **settings: Any) -> Tensor:
     return _attention(queries, keys, values, *args, **settings)
 
 
+def _kernel(function: Any = None, *_: Any, **__: Any) -> Any:
+    """triton.jit, and decorators with settings: a kernel that is refused when it is launched."""
+    if function is None or not callable(function):
+        return _kernel
+    launched = functools.partial(replaced.refuse, f"the Triton kernel {getattr(function, '__name__', '')}")
+    return _Kernel(launched)
+
+
+class _Kernel:
+    """A kernel, launched as kernel[grid](…)."""
+
+    def __init__(self, launched: Callable[..., Any]) -> None:
+        self._launched = launched
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return self._launched
+
+
 class _LowerTriangularMask:
     """xformers' causal mask."""
 
@@ -201,6 +218,8 @@ PACKAGES: Mapping[str, Mapping[str, Any]] = {
         "LowerTriangularMask": _LowerTriangularMask,
         "unbind": lambda tensor, dim: tensor.unbind(dim),
     },
+    "triton": {"jit": _kernel, "autotune": _kernel, "__version__": "0.0.0"},
+    "triton.language": {"constexpr": int},
     "bitsandbytes": {"__version__": "0.0.0"},
     "bitsandbytes.optim": ADAMS,
 }

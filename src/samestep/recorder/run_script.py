@@ -110,21 +110,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
     seed = None if plan.seed is None else plan.seed + record.world.rank
     patch_spawned_ranks(recorder.hooks, record.world, played, seed)
     seed_anew(seed)  # a forked rank has the random state of all others
-    absent_gpus = AbsentGpus()
-    if not plan.replay:
-        absent_gpus.attach(recorder.hooks)
-    try:
-        with _recording_a_failure(recorder, folder):
-            _run_with_gpus(plan, recorder, absent_gpus)
-    except SystemExit as error:
-        recorder.leaving.left(error)
-        if error.code not in (None, 0):
-            how = recorder.leaving.reason
-            raise TrainingFailed(message("script_left_by_exit", script=plan.script, how=how)) from error
-    except RuntimeError as error:
-        if not is_unused_error(error):
-            raise
-        raise TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp())) from error
+    _run_to_its_end(plan, recorder, folder)
     recorder_guard.hook(enough_by_itself)()
     os._exit(1)
 
@@ -167,16 +153,39 @@ def _recording_a_failure(recorder: Recorder, folder: Path) -> Iterator[None]:
         raise
 
 
-def _run_with_gpus(plan: ScriptPlan, recorder: Recorder, absent_gpus: AbsentGpus) -> None:
-    """Runs a script as _run does. Raises TrainingFailed where it lacks GPUs, that it may be run on CPUs."""
+def _run_to_its_end(plan: ScriptPlan, recorder: Recorder, folder: Path) -> None:
+    """Runs a script. Raises TrainingFailed where it ends itself with an error, or lacks GPUs: then CPUs may stand for
+    them."""
+    absent_gpus = AbsentGpus()
+    if not plan.replay:
+        absent_gpus.attach(recorder.hooks)
     try:
-        _run(plan)
+        with _recording_a_failure(recorder, folder):
+            _run(plan)
     except (Exception, SystemExit) as error:
-        if absent_gpus.explain(error, len(recorder.steps)):
-            raise TrainingFailed(message("script_needs_gpus", error=described(error))) from error
-        raise
+        if isinstance(error, SystemExit):
+            recorder.leaving.left(error)
+            if error.code in (None, 0) and not absent_gpus.explain(error, len(recorder.steps)):
+                return
+        why = _why_ended(error, plan, recorder, absent_gpus)
+        if why is error:
+            raise
+        raise why from error
     if absent_gpus.explain(None, len(recorder.steps)):
         raise TrainingFailed(message("script_needs_gpus", error=message("no_step_was_taken")))
+
+
+def _why_ended(
+    error: Exception | SystemExit, plan: ScriptPlan, recorder: Recorder, absent_gpus: AbsentGpus
+) -> BaseException:
+    """Returns the exception that tells why a script has ended: its own, or one with a sentence."""
+    if absent_gpus.explain(error, len(recorder.steps)):
+        return TrainingFailed(message("script_needs_gpus", error=described(error)))
+    if isinstance(error, SystemExit):
+        return TrainingFailed(message("script_left_by_exit", script=plan.script, how=recorder.leaving.reason))
+    if isinstance(error, RuntimeError) and is_unused_error(error):
+        return TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp()))
+    return error
 
 
 def _run(plan: ScriptPlan) -> None:
