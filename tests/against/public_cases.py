@@ -80,7 +80,7 @@ ALONE = (
         f"{APPENDIX}/DDP-script.py",
         cwd=APPENDIX,
         folder=APPENDIX,
-        before=("as_cpu",),
+        on_gpus=True,
     ),
 )
 AGAINST_CASES = (*CASES, *ALONE)

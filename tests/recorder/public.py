@@ -76,7 +76,7 @@ def words_of(case: Case, folder: Path, out: Path) -> list[str]:
         case.prepare(folder)
     script = os.path.relpath(folder / case.script, folder / case.cwd)
     words = ["check", "--nproc", str(case.ranks), "--json", "--stall", f"{budget(40):.0f}"]
-    words += ["--out", str(out), *case.options]
+    words += ["--out", str(out), *(["--as-cpu"] if case.on_gpus else []), *case.options]
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
     return [*words, *(["-m", case.module] if case.module else [script]), *case.arguments]
 

@@ -102,7 +102,7 @@ def _scripts(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
 def _how(case: Case) -> str:
     module = ["-m", case.module] if case.module else []
     words = " ".join([*case.command, *module, *case.arguments])
-    stands = [*(["CUDA's names are the CPU"] if "as_cpu" in case.before else [])]
+    stands = [*(["CUDA's names are the CPU"] if case.on_gpus else [])]
     stands += [*(["small new models and tokenizers for the hub's"] if "hub" in case.before else [])]
     stands += [f"stand-ins for {', '.join(case.packages)}"] * bool(case.packages)
     env = [f"{key}={value}" for key, value in case.env]

@@ -120,6 +120,8 @@ def attach(hooks: Hooks) -> None:
     hooks.attach(torch.autocast, "__init__", _init_autocast)
     hooks.attach(torch, "compile", _compile)
     hooks.attach(nn.Module, "compile", lambda _, module, *args, **kwargs: replaced.note("compile"))
+    # DTensor has no rule for the CPU's own kernels of attention.
+    hooks.after_import("torch.distributed.tensor.parallel", _compute_attention_plainly)
     hooks.after_import("torch.nn.attention", functools.partial(_patch_attention, hooks))
 
 
@@ -201,6 +203,11 @@ def _compile(_: Any, model: Any = None, **kwargs: Any) -> Any:
     if model is None:
         return lambda function: torch.compiler.disable(function)
     return torch.compiler.disable(model)
+
+
+def _compute_attention_plainly() -> None:
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
 def _patch_attention(hooks: Hooks) -> None:

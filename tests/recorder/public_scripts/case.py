@@ -54,7 +54,8 @@ class Case:
     """A script of a public repository.
 
     repo: OWNER/NAME on GitHub, at a commit. folder: what is taken of it, or parts: several paths; the script runs in
-    `cwd` of that, as `module` where that has a name. before: modules of standins/ that are imported before the script;
+    `cwd` of that, as `module` where that has a name. on_gpus: whether it names GPUs, for which CPUs
+    stand; before: modules of standins/ that are imported before the script;
     packages: stand-ins for packages that it imports. prepare: makes its data. sizes: edits of numbers alone, without
     which it would not train in seconds on CPUs, and for which it has no option: they are made in each row. answer: what
     is right to say of the script as it is; why: words of the first divergence's cause, or of an unknown. edits: what
@@ -70,6 +71,7 @@ class Case:
     folder: str = ""
     parts: tuple[str, ...] = ()
     module: str = ""
+    on_gpus: bool = False
     before: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     prepare: Callable[[Path], object] | None = None

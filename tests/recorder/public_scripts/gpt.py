@@ -43,7 +43,7 @@ CASES = (
         "3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
         "train.py",
         tuple(f"--{each}" for each in (*NANO, "dtype=float32")),
-        before=("as_cpu",),
+        on_gpus=True,
         prepare=tokens,
         plants=(
             plant("one seed on all ranks", "1337 + seed_offset", "1337", "rows", "ranks_train_the_same_rows"),
@@ -113,7 +113,7 @@ CASES = (
         SMALL,
         cwd=MINGPT,
         folder=MINGPT,
-        before=("as_cpu",),
+        on_gpus=True,
         packages=("hydra", "omegaconf", "boto3"),
         prepare=text,
         answer="differs",

@@ -31,7 +31,7 @@ BUILD = Case(
     "karpathy/build-nanogpt",
     "6104ab1b53920f6e2159749676073ff7d815c1fa",
     "train_gpt2.py",
-    before=("as_cpu",),
+    on_gpus=True,
     packages=("tiktoken",),
     prepare=shards,
     sizes=(
@@ -108,7 +108,8 @@ def minimind(
         (*SMALL, "--data_path", "../dataset/made.jsonl", *arguments),
         cwd="trainer",
         parts=("trainer", "model", "dataset/__init__.py", "dataset/lm_dataset.py"),
-        before=("as_cpu", "transformers"),
+        on_gpus=True,
+        before=("transformers",),
         packages=("datasets",),
         **({"prepare": sentences} | settings),
         plants=(

@@ -8,8 +8,8 @@ from pathlib import Path
 from planting import Edit
 from recorder.public_scripts.case import Case, plant, usual, words
 
-STANDS = {"before": ("as_cpu", "old_names"), "packages": ("torchvision", "timm", "tensorboardX")}
-TORCHVISION = {"before": ("as_cpu",), "packages": ("torchvision",)}
+STANDS = {"on_gpus": True, "before": ("old_names",), "packages": ("torchvision", "timm", "tensorboardX")}
+TORCHVISION = {"on_gpus": True, "packages": ("torchvision",)}
 RANK = "torch.distributed.get_rank()"
 # ConvNeXt's training is made after MAE's.
 MAES_SAMPLER = (
