@@ -113,7 +113,9 @@ def attach(hooks: Hooks) -> None:
         hooks.attach(torch.cuda, name, functools.partial(_call, answer), *owners)
     for name in REFUSED:
         if hasattr(torch.cuda, name):
-            setattr(torch.cuda, name, functools.partial(replaced.refuse, f"torch.cuda.{name}"))
+            # A class, as libraries name it in their annotations.
+            refused = type(name, (), {"__init__": functools.partialmethod(_refuse, f"torch.cuda.{name}")})
+            setattr(torch.cuda, name, refused)
     for name in ("Stream", "ExternalStream"):
         setattr(torch.cuda, name, CpuStream)
     torch.cuda.Event = CpuEvent  # type: ignore[assignment, misc]
@@ -130,6 +132,10 @@ def attach(hooks: Hooks) -> None:
 
 def _call(answer: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
     return answer(*args, **kwargs)
+
+
+def _refuse(_: Any, name: str, *args: Any, **kwargs: Any) -> None:
+    replaced.refuse(name)
 
 
 def _refuse_caller(_: Any) -> None:
