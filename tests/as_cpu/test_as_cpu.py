@@ -75,3 +75,11 @@ def test_the_scripts_own_error_is_said_where_cpus_are_not_wanted(tmp_path: Path)
     (tmp_path / "train.py").write_text("import sys\nimport torch\nif not torch.cuda.is_available():\n    sys.exit(3)\n")
     done = samestep("check", "--nproc", "1", "--no-as-cpu", "--launcher", "fork", "train.py", cwd=tmp_path)
     assert done.returncode == 1 and "--as-cpu computes it on CPUs" in done.stderr, done.stderr
+
+
+@CHECK
+def test_a_monitored_command_computes_on_cpus_where_that_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.read_text())
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = samestep("monitor", "--as-cpu", "--out", "out", "--", *command, cwd=tmp_path)
+    assert done.returncode == 0 and "ms" in done.stdout, done.stderr

@@ -38,8 +38,9 @@ class Device:
 
 
 def device_count() -> int:
-    """Returns the number of devices: as many as this machine's ranks."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """Returns the number of devices: as many as this machine's ranks; without a launcher, as the user makes visible."""
+    visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    return int(os.environ.get("LOCAL_WORLD_SIZE", len(visible) or 1))
 
 
 def set_device(device: Any) -> None:

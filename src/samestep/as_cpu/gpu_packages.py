@@ -208,6 +208,7 @@ PACKAGES: Mapping[str, Mapping[str, Any]] = {
         "SyncBatchNorm": nn.SyncBatchNorm,
         "convert_syncbn_model": nn.SyncBatchNorm.convert_sync_batchnorm,
     },
+    "apex.fp16_utils": {},
     "apex.optimizers": {"FusedAdam": _fused_adam, "FusedSGD": _fused_sgd},
     "apex.normalization": {"FusedLayerNorm": nn.LayerNorm, "FusedRMSNorm": nn.RMSNorm},
     "flash_attn": ATTENTION,

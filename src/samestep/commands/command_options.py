@@ -354,12 +354,12 @@ CHECK_LAUNCHERS = ("torchrun", "fork")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(Options):
-    """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
-    ended. replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a
-    part that a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a
-    module's name. meant: what its ranks do otherwise on purpose. against: a git revision with which the steps are
-    compared, in place of a replay; packages, against_nproc, against_command: of the other side. out, deadline_s,
-    stall_s: as of the other commands."""
+    """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is ended.
+    replay: whether to replay them in one process. allow_unknown: exit with 0 where nothing is wrong, though a part that
+    a proof needs could not be judged. fix: whether to try patches on a copy. module: whether the script is a module's
+    name. meant: what its ranks do otherwise on purpose. as_cpu: whether CPUs compute what the script computes on GPUs;
+    None: where it finds no GPU. against: a git revision with which the steps are compared, in place of a replay;
+    packages, against_nproc, against_command: of the other side. out, deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[
@@ -437,9 +437,11 @@ class CheckOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class MonitorOptions(Options):
     """The options of `samestep monitor`. out: the folder for its files. interval: seconds between two samples. stall_s:
-    seconds without progress after which a hang is named; 0: never. end_hung: whether the command is ended then."""
+    seconds without progress after which a hang is named; 0: never. end_hung: whether the command is ended then. as_cpu:
+    whether CPUs compute what the ranks compute on GPUs."""
 
     out: Annotated[Path | None, Option(help="A new folder for usage.csv; by default a dated one under runs/.")] = None
+    as_cpu: Annotated[bool, Option("--as-cpu", help="Use CPUs for the GPUs that the command's ranks name.")] = False
     interval: Annotated[
         float,
         Option(help="Seconds from one sample to the next; more where a sample would take 1 % of a core.", min=0.05),

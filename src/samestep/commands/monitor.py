@@ -69,7 +69,8 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:
         sampler = MonitorSampler(folder, options.interval, without=guarding[:1])
-        process = _start(words, before, monitored(folder / RANKS))
+        environment = monitored(folder / RANKS) | ({become_worker.AS_CPU: "1"} if options.as_cpu else {})
+        process = _start(words, before, environment)
         with LiveLine() as line:
             hung = _watch(process, sampler, ranks, meter, line, options.end_hung)
         left = sum(process.pid != guarding[0] for process in left_running())

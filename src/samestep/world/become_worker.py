@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PLAN, FOLDER, SCRIPT = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_PYTHONPATH", "SAMESTEP_CHECK_SCRIPT"
 MONITOR = "SAMESTEP_MONITOR"  # the folder in which monitored ranks write
 REGULAR_FILES = "samestep.world.regular_files"
+AS_CPU = "SAMESTEP_AS_CPU"  # set: CPUs compute what the monitored ranks compute on GPUs
+AS_CPU_MODULE = "samestep.as_cpu"
 MONITORED_RANK = "samestep.recorder.monitored_rank"  # by name, as samestep.worker: both are the child's
 # The launchers whose ranks these may be, as JSON: [the names of their rank variables, the values of these and of others
 # in the command's own environment, the fewest ranks], the innermost launcher first.
@@ -87,6 +89,8 @@ def attach_monitor() -> None:
         from pathlib import Path
 
         folder = Path(os.environ[MONITOR])
+        if AS_CPU in os.environ:
+            importlib.import_module(AS_CPU_MODULE).attach()
         importlib.import_module(MONITORED_RANK).attach(folder)
         importlib.import_module(REGULAR_FILES).open_new(folder / f"monitored-{os.getpid()}").close()
     except Exception as error:
