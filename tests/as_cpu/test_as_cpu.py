@@ -83,3 +83,9 @@ def test_a_monitored_command_computes_on_cpus_where_that_is_asked(tmp_path: Path
     command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = samestep("monitor", "--as-cpu", "--out", "out", "--", *command, cwd=tmp_path)
     assert done.returncode == 0 and "ms" in done.stdout, done.stderr
+
+
+def test_data_parallel_is_one_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.nn.DataParallel(torch.nn.Linear(2, 2))\n")
+    done = samestep("check", "--nproc", "2", "--as-cpu", "--launcher", "fork", "train.py", cwd=tmp_path)
+    assert done.returncode == 2 and "--nproc 1" in done.stderr, done.stderr

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from samestep.as_cpu import replaced
+from samestep.errors import UserError
+from samestep.message import message
 from samestep.rank.hooks import Hooks
 
 CPU = torch.device("cpu")
@@ -172,7 +176,10 @@ def _init_ddp(
 
 
 def _init_data_parallel(_: Any, model: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Makes a model that one device computes, as torch does where there is no GPU."""
+    """Makes a model that one device computes, as torch does where there is no GPU. Raises UserError in a launch of
+    several ranks, each of which would train alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        raise UserError(message("data_parallel_is_one_process"))
     replaced.note("data_parallel")
     nn.Module.__init__(model)
     model.module, model.device_ids = module, []
