@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.rank.hooks import Hooks
@@ -63,6 +63,23 @@ def test_a_batch_that_is_looked_at_before_an_epoch_is_not_of_a_trained_pass(load
     next(iter(loader))
     loaders.latest = 3
     assert loaders.trained(rows_of(torch.tensor([0.0, 9.0]))) == [3]
+
+
+def test_a_batch_that_was_read_before_an_evaluation_is_of_its_own_pass(loaders: Loaders) -> None:
+    """Where the loop reads ahead, and one that is not read to its end is evaluated meanwhile; also without indices."""
+
+    class Rows(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield from torch.rand(8, 3)
+
+    rows = Rows()
+    ahead, held_out = iter(DataLoader(rows, batch_size=2)), iter(DataLoader(TensorDataset(torch.rand(4, 3))))
+    batch = next(ahead)
+    (evaluated,) = next(held_out)
+    loaders.evaluated()
+    assert loaders.trained(rows_of(batch)) == [0]
+    next(held_out)
+    assert loaders.trained(rows_of(batch + 1)) == [1], "whose rows are not known is of the pass that was read last"
 
 
 def test_a_loader_that_is_made_anew_in_each_epoch_is_one(loaders: Loaders) -> None:

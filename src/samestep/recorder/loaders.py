@@ -50,6 +50,9 @@ class Pass:
     read: int = 0
     """How many batches were read."""
 
+    batch: Any = None
+    """The batch that was read last. None: none was, or the pass has come to its end."""
+
     digests: list[list[str]] = field(default_factory=list)
     """The digests of each row that was read, one of each of its tensors."""
 
@@ -152,7 +155,7 @@ class Loaders:
             try:
                 data = read(iterator)
             except StopIteration:
-                self.passes[number].ended = True
+                self.passes[number].ended, self.passes[number].batch = True, None
                 raise
             self._read(number, data)
             self._timed(self._after_read)()
@@ -176,12 +179,27 @@ class Loaders:
     def trained(self, rows: Sequence[str]) -> list[int]:
         """Notes that a micro-batch is trained with the batch that was read last, and with those of other loaders whose
         rows are among the model's. Returns the numbers of their passes."""
+        if self.latest not in self._since:
+            self._find_batch(rows)
         numbers = [number for number in (self.latest,) if number is not None]
         numbers += [number for number in sorted(self._since) if number not in numbers and self._gave(number, rows)]
         for number in numbers:
             self.passes[number].trained += 1
         self._since.clear()
         return numbers
+
+    def _find_batch(self, rows: Sequence[str]) -> None:
+        """Takes for the latest pass the one whose last batch is what is trained: read before an evaluation, which has
+        read others since."""
+        going_on = [number for number, loader_pass in enumerate(self.passes) if loader_pass.batch is not None]
+        if len(going_on) > 1 and rows and not self._is_batch(self.latest, rows):
+            self.latest = next((number for number in going_on if self._is_batch(number, rows)), self.latest)
+
+    def _is_batch(self, number: int | None, rows: Sequence[str]) -> bool:
+        """Returns whether a model's rows are those of the last batch of a pass, or of a tensor in it."""
+        batch = None if number is None else self.passes[number].batch
+        leaves = [leaf for leaf in known_leaves(batch) if is_a(leaf, Tensor) and leaf.dim()]
+        return any({*rows} <= {*rows_of(part)} for part in (batch, *leaves))
 
     def trained_datasets(self) -> set[int]:
         """Returns the ids of the datasets that were trained with."""
@@ -243,6 +261,7 @@ class Loaders:
     def _read(self, number: int, data: Any) -> None:
         self._timed(self._digest)(self.passes[number], data)
         self.passes[number].read += 1
+        self.passes[number].batch = data
         self.latest = number
         self._since.add(number)
 
