@@ -75,7 +75,7 @@ def test_a_batch_that_was_read_before_an_evaluation_is_of_its_own_pass(loaders: 
     rows = Rows()
     ahead, held_out = iter(DataLoader(rows, batch_size=2)), iter(DataLoader(TensorDataset(torch.rand(4, 3))))
     batch = next(ahead)
-    (evaluated,) = next(held_out)
+    next(held_out)
     loaders.evaluated()
     assert loaders.trained(rows_of(batch)) == [0]
     next(held_out)

@@ -130,6 +130,19 @@ def _attention(
     ).transpose(1, 2)
 
 
+def _apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, **settings: Any) -> Tensor:
+    """apply_rotary_emb: x of [batch, length, heads, size], cos and sin of [length, half of the size that turns]."""
+    if any(value not in (None, False, 0) for value in settings.values()):
+        replaced.refuse("apply_rotary_emb with offsets or lengths")
+    size = 2 * cos.shape[-1]
+    turned, rest = x[..., :size], x[..., size:]
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    cos, sin = (table[: x.shape[1]].unsqueeze(-2) for table in (cos, sin))
+    parts = first * cos - second * sin, first * sin + second * cos
+    whole = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+    return torch.cat([whole, rest], dim=-1)
+
+
 def _packed_attention(qkv: Tensor, *args: Any, **settings: Any) -> Tensor:
     """flash_attn_qkvpacked_func: a tensor of [batch, length, 3, heads, size]."""
     queries, keys, values = qkv.unbind(2)
@@ -213,6 +226,11 @@ PACKAGES: Mapping[str, Mapping[str, Any]] = {
     "apex.normalization": {"FusedLayerNorm": nn.LayerNorm, "FusedRMSNorm": nn.RMSNorm},
     "flash_attn": ATTENTION,
     "flash_attn.flash_attn_interface": ATTENTION,
+    "flash_attn.layers": {},
+    "flash_attn.layers.rotary": {"apply_rotary_emb": _apply_rotary},
+    "flash_attn.ops": {},
+    "flash_attn.ops.triton": {},
+    "flash_attn.ops.triton.layer_norm": {},
     "xformers": {"__version__": "0.0.0"},
     "xformers.ops": {
         "memory_efficient_attention": _efficient_attention,

@@ -27,6 +27,10 @@ def described() -> Message:
     return message("computed_on_cpus", parts=[*_parts.values()] or None)
 
 
+class NoCpuTwin(UserError, ImportError):
+    """Nothing on a CPU computes what a name stands for. A script that can do without a package catches ImportError."""
+
+
 def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
-    """Raises UserError: nothing on a CPU computes what a name stands for."""
-    raise UserError(message("has_no_cpu_twin", name=name))
+    """Raises NoCpuTwin."""
+    raise NoCpuTwin(message("has_no_cpu_twin", name=name))

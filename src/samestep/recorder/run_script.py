@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import runpy
 import sys
@@ -191,6 +192,8 @@ def _why_ended(
 def _run(plan: ScriptPlan) -> None:
     """Runs a script, or a module of the working directory, as __main__."""
     sys.argv = [plan.script, *plan.arguments]
+    # The script may choose how processes start, once.
+    multiprocessing.set_start_method(None, force=True)
     if not plan.module:
         folder = Path(plan.script).resolve().parent
         sys.path.insert(0, str(folder))
