@@ -17,6 +17,7 @@ from lane_marks import in_turn
 from ranks import Ranks, RanksFailed, skip_unless_here
 from said import said_by_ranks, says
 from samestep.data.schedule import schedule_of
+from samestep.rank.guards import not_finite_in
 from samestep.records.plan import Plan, RunTask
 from samestep.records.record import Record
 
@@ -62,6 +63,13 @@ def by_hand(job: Any) -> tuple[Mapping[str, torch.Tensor], list[int]]:
         for name, p in model.named_parameters():
             averages[name].lerp_(p.detach(), 1 - 0.9)
     return {**model.state_dict(), **(averages if job.ema else {})}, left_out
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1e30, 0.0), (torch.inf, 1.0), (torch.nan, 1.0), (0.5, 0.0)])
+def test_large_values_are_finite(value: float, expected: float) -> None:
+    """Also where their squares are not."""
+    tensors = [torch.ones(3), torch.tensor([[1.0, value]]), torch.ones(2, dtype=torch.bfloat16)]
+    assert not_finite_in(tensors).item() == expected
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])

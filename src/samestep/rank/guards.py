@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,18 @@ from samestep.world import World
 IN_A_ROW = 100  # the training ends after so many steps left out in a row: its weights, or all of its data, are bad
 SAID = 10  # how many sentences tell of steps left out
 LEAST = -(1 << 63)  # below every digest
+
+
+def not_finite_in(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns 1. where an element of these tensors is not finite, else 0."""
+    bad = _not_finite(torch._foreach_norm(tensors, 2))
+    # The squares of finite values may overflow: then the greatest magnitudes tell, which take ten times as long.
+    return _not_finite(torch._foreach_norm(tensors, math.inf)) if bool(bad) else bad
+
+
+def _not_finite(values: Sequence[Tensor]) -> Tensor:
+    """Returns 1. where one of these numbers is not finite, else 0."""
+    return (~torch.stack([value.double() for value in values]).isfinite()).any().float()
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -138,10 +150,9 @@ class SkipsNaN(Part):
         self._decided = True
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [g for g in (block_of(p.grad) for p in parameters) if g.numel()]
-        values = [loss.double() for _, loss in self._losses]
-        # The greatest magnitude: a norm of finite values might overflow.
-        values += [norm.double() for norm in torch._foreach_norm(gradients, math.inf)] if gradients else []
-        bad = (~torch.stack(values).isfinite()).any().float()
+        bad = _not_finite([loss for _, loss in self._losses])
+        if gradients:
+            bad = torch.maximum(bad, not_finite_in(gradients))
         if self.training.world.size > 1:
             dist.all_reduce(bad, dist.ReduceOp.MAX)
         self._left_out = bool(bad)
