@@ -34,7 +34,7 @@ SAID = 10  # how many sentences tell of steps left out
 LEAST = -(1 << 63)  # below every digest
 
 
-def not_finite_in(tensors: Sequence[Tensor]) -> Tensor:
+def not_finite_in(tensors: list[Tensor]) -> Tensor:
     """Returns 1. where an element of these tensors is not finite, else 0."""
     bad = _not_finite(torch._foreach_norm(tensors, 2))
     # The squares of finite values may overflow: then the greatest magnitudes tell, which take ten times as long.
