@@ -189,19 +189,23 @@ def hook_unsharded(
     names: id of a sharded parameter -> its name. hooked: the unsharded parameters, by their ids, are added to it.
     """
 
-    def before_forward(attributes: Mapping[str, str], part: nn.Module, _: Any) -> None:
-        for attribute, name in attributes.items():
+    def before_forward(places: Sequence[tuple[nn.Module, str, str]], *_: Any) -> None:
+        for part, attribute, name in places:
             parameter = attribute_of(part, attribute)
             if id(parameter) not in names and parameter.requires_grad and id(parameter) not in hooked:
                 hooked[id(parameter)] = parameter
                 parameter.register_hook(recorder_guard.hook(functools.partial(on_gradient, name)))
 
-    for part in parts_in(module):
-        attributes = {
-            attribute: names[id(p)] for attribute, p in attributes_of(part)["_parameters"].items() if id(p) in names
-        }
-        if attributes:
-            part.register_forward_pre_hook(recorder_guard.hook(functools.partial(before_forward, attributes)))
+    def places_in(part: nn.Module) -> list[tuple[nn.Module, str, str]]:
+        held = attributes_of(part)["_parameters"].items()
+        return [(part, attribute, names[id(parameter)]) for attribute, parameter in held if id(parameter) in names]
+
+    # A unit gathers also what it uses without calling the part that holds it, as attention its last layer's weights.
+    places = {unit: [place for part in parts_in(unit) for place in places_in(part)] for unit in _fsdp2_modules(module)}
+    places |= {part: places_in(part) for part in parts_in(module) if part not in places}
+    for part, places_of_part in places.items():
+        if places_of_part:
+            part.register_forward_pre_hook(recorder_guard.hook(functools.partial(before_forward, places_of_part)))
 
 
 # FSDP's first version
