@@ -40,7 +40,7 @@ def test_losses_of_own_rows_without_a_loader_are_to_be_reduced(
     ranks = [
         replace(
             rank,
-            evaluations=[EvaluationRecord(NO_LOADER, 2, collectives=called, rows=of_rank)],
+            evaluations=[EvaluationRecord(NO_LOADER, 2, collectives=called, rows=of_rank, with_loss=True)],
             groups={"0": GroupRecord([0, 1], [])},
         )
         for rank, of_rank in zip(ranks_of(tmp_path), rows)

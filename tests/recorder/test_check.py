@@ -18,6 +18,7 @@ from recorder.replay_faults import REPLAY_FAULTS
 from recorder.test_replay import answers
 from samestep.message import message
 from samestep.records.files import read
+from samestep.records.findings import question_of
 from samestep.records.script import CLOSURES, ClosureRecord
 from samestep.records.script_plan import PLAN
 from samestep.report.language import text
@@ -57,6 +58,14 @@ def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> No
     results = checked(text_of(fault.script, fault), tmp_path)
     row = row_of(fault.script, results, fault)
     assert row.caught and row.named, (row, results.findings)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("share", "answer"), [("labelled[rank::size]", "unknown"), ("labelled", "differs")])
+def test_ranks_that_share_a_graph_train_other_nodes(share: str, answer: str, tmp_path: Path) -> None:
+    results = checked(text_of("whole_graph", Edit("labelled[rank::size]", share)), tmp_path)
+    assert (results.answer, question_of(results)) == (answer, "rows" if answer == "differs" else "")
+    assert results.missing == ["rows"]
 
 
 @pytest.mark.check

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from samestep import records
 from samestep.records.files import SCHEMA
 
-DIGESTS = {9: "fdce448b9a8a898f"}  # schema -> a digest of all fields and their types
+DIGESTS = {9: "9953a0fe2c1634cf"}  # schema -> a digest of all fields and their types
 
 
 def test_other_fields_are_another_schema() -> None:

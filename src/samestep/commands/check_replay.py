@@ -24,6 +24,7 @@ from samestep.judge.replica_causes import cause_within_replica
 from samestep.judge.replicas import of_one_replica
 from samestep.judge.reported_values import QUESTION as VALUES
 from samestep.judge.reported_values import ReportedValues, fed_several_times, judge_values, why_not_judged
+from samestep.judge.rows import share_inputs
 from samestep.judge.warnings import leaves_training_mode
 from samestep.message import Message, as_said, message
 from samestep.records.files import read, write
@@ -238,4 +239,6 @@ def _why_not(ranks: Sequence[ScriptRecord]) -> Message | None:
         return message("pipeline_stages_not_replayed")
     if any(map(leaves_training_mode, ranks)):
         return message("trained_in_evaluation_mode")
+    if share_inputs(ranks):
+        return message("ranks_share_inputs")
     return None

@@ -22,6 +22,8 @@ def rows(ranks: Ranks) -> Finding:
     """Judges whether the ranks train different rows, and together all of them."""
     if len(ranks) == 1:
         return Finding("rows", "right", message("one_rank"))
+    if share_inputs(ranks):
+        return Finding("rows", "unknown", message("ranks_share_inputs"))
     if same := _same_rows(ranks):
         return same
     if repeated := _repeated_by_workers(ranks):
@@ -49,6 +51,20 @@ def indices(record: PassRecord) -> list[int] | None:
     if record.rest is None or any(batch is None for batch in record.batches):
         return None
     return [*(index for batch in record.batches for index in batch or ()), *record.rest]
+
+
+def share_inputs(ranks: Ranks) -> bool:
+    """Returns whether the ranks give a model the same rows, as the features of a whole graph, and train it on others of
+    its outputs: by other inputs beside the rows, or by other targets of what no loader has read."""
+    if len(ranks) == 1 or not common_steps(ranks):
+        return False
+    of_ranks = [rank.steps[0].micro_batches[:1] for rank in ranks]
+    firsts = [micro_batch for micro_batches in of_ranks for micro_batch in micro_batches]
+    if len(firsts) < len(ranks) or not firsts[0].rows or any(batch.rows != firsts[0].rows for batch in firsts):
+        return False
+    chosen = [batch.other_inputs for batch in firsts]
+    targets = [batch.targets for batch in firsts] if not any(map(trained, ranks)) else []
+    return any(value != values[0] for values in (chosen, targets) for value in values[1:])
 
 
 def _same_rows(ranks: Ranks) -> Finding | None:

@@ -307,6 +307,12 @@ def rows_of(data: Any) -> list[str]:
     return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []
 
 
+def other_inputs(data: Any) -> list[str]:
+    """Returns a digest of each of a model's inputs whose first dimension is not that of its rows."""
+    leaves = [leaf for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()]
+    return [digest_rows([leaf[None]], 1)[0] for leaf in leaves if len(leaf) != len(leaves[0])]
+
+
 def patch_loaders(
     hooks: Hooks, read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]
 ) -> None:

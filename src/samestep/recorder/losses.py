@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samestep.job.foreign import is_a
 from samestep.job.walk import known_leaves
+from samestep.rank.digests import digest_rows
 from samestep.records.script import LossRecord
 
 # Nodes that hand a scalar's gradient on as it is.
@@ -74,6 +75,13 @@ def functions_of(loss: Tensor) -> set[str]:
     nodes = (node for node in _nodes(loss.grad_fn) if not type(node).__module__.startswith(WRAPPERS))
     names = {node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward") for node in nodes}
     return names.difference(PLAIN, MOVES)
+
+
+def targets_of(loss: Tensor) -> list[str]:
+    """Returns the digests of a loss's targets, and of the indices that choose among outputs."""
+    saved = [getattr(node, name, None) for node in _nodes(loss.grad_fn) for name in ("_saved_target", "_saved_indices")]
+    leaves = [leaf for value in saved for leaf in known_leaves(value) if is_a(leaf, Tensor) and not leaf.requires_grad]
+    return [digest_rows([leaf[None]], 1)[0] for leaf in leaves]
 
 
 def nodes_of(outputs: Any) -> set[Any]:

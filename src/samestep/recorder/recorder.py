@@ -25,9 +25,9 @@ from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.group_operations import FirstForward, GroupOperations
 from samestep.recorder.guards import recorder_guard
 from samestep.recorder.leaving import Leaving
-from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.loaders import Loaders, other_inputs, rows_of
 from samestep.recorder.loop_lengths import loops_around
-from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, terms
+from samestep.recorder.losses import cut_gathers, functions_of, nodes_of, normalises_rows, scalar_of, targets_of, terms
 from samestep.recorder.modes import Modes
 from samestep.recorder.optimizer_steps import OptimizerSteps
 from samestep.recorder.parameters import Parameters
@@ -368,6 +368,7 @@ class Recorder:
         rows = rows_of(inputs)
         micro_batch.rows += rows
         micro_batch.forwards += 1
+        micro_batch.other_inputs += [] if self.steps else other_inputs(inputs)
         self._row_draws.train(len(self.steps), len(rows), inputs)
         numbers = self.loaders.trained(rows)
         micro_batch.passes += [number for number in numbers if number not in micro_batch.passes]
@@ -402,6 +403,7 @@ class Recorder:
             losses = terms(scalar)
             if not self.steps:
                 self._functions |= self.timed(functions_of)(scalar)
+                self.window.current().targets += self.timed(targets_of)(scalar)
                 self.window.own_statistics |= self.timed(normalises_rows)(scalar, self.window.returned)
             if self._gathers:
                 self.window.cut_gathers += self.timed(cut_gathers)(scalar, self._world.size)

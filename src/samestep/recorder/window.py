@@ -96,6 +96,12 @@ class MicroBatch:
     value: float | None = None
     """The value of the loss that was given to backward(). None: it is no scalar, or backward() was not called yet."""
 
+    other_inputs: list[str] = field(default_factory=list)
+    """Digests of the inputs that are no rows."""
+
+    targets: list[str] = field(default_factory=list)
+    """Digests of the targets of the loss."""
+
     modes: dict[str, bool] = field(default_factory=dict)
     """Layer -> whether it was in training mode at the backward pass."""
 
@@ -106,6 +112,8 @@ class MicroBatch:
             passes=self.passes,
             forwards=self.forwards,
             value=self.value,
+            other_inputs=self.other_inputs,
+            targets=self.targets,
         )
 
 

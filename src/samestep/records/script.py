@@ -91,6 +91,13 @@ class MicroBatchRecord:
     value: float | None = None
     """Value of the loss that was given to backward(). None: the loss is no scalar, or no backward() was seen."""
 
+    other_inputs: list[str] = field(default_factory=list)
+    """Digests of the model's inputs that are no rows, as the nodes of a graph that a batch is about; in the first step
+    alone."""
+
+    targets: list[str] = field(default_factory=list)
+    """Digests of the targets of the loss, and of what chooses among outputs; in the first step alone."""
+
 
 @dataclass(frozen=True)
 class ClipRecord:
