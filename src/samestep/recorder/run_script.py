@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from samestep.as_cpu import replaced
 from samestep.as_cpu.absent_gpus import AbsentGpus
 from samestep.errors import TrainingFailed, UserError
+from samestep.job.foreign import is_a
 from samestep.message import message
 from samestep.rank import flight_recorder
 from samestep.rank.step import is_unused_error, unused_message
@@ -164,7 +165,7 @@ def _run_to_its_end(plan: ScriptPlan, recorder: Recorder, folder: Path) -> None:
         with _recording_a_failure(recorder, folder):
             _run(plan)
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit):
+        if is_a(error, SystemExit):
             recorder.leaving.left(error)
             if error.code in (None, 0) and not absent_gpus.explain(error, len(recorder.steps)):
                 return
@@ -182,9 +183,9 @@ def _why_ended(
     """Returns the exception that tells why a script has ended: its own, or one with a sentence."""
     if absent_gpus.explain(error, len(recorder.steps)):
         return TrainingFailed(message("script_needs_gpus", error=described(error)))
-    if isinstance(error, SystemExit):
+    if is_a(error, SystemExit):
         return TrainingFailed(message("script_left_by_exit", script=plan.script, how=recorder.leaving.reason))
-    if isinstance(error, RuntimeError) and is_unused_error(error):
+    if is_a(error, RuntimeError) and is_unused_error(error):
         return TrainingFailed(unused_message(error, recorder.parameters.of_last_ddp()))
     return error
 

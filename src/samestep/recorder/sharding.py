@@ -201,9 +201,10 @@ def hook_unsharded(
         return [(part, attribute, names[id(parameter)]) for attribute, parameter in held if id(parameter) in names]
 
     # A unit gathers also what it uses without calling the part that holds it, as attention its last layer's weights.
-    places = {unit: [place for part in parts_in(unit) for place in places_in(part)] for unit in _fsdp2_modules(module)}
-    places |= {part: places_in(part) for part in parts_in(module) if part not in places}
-    for part, places_of_part in places.items():
+    units = _fsdp2_modules(module)
+    places = [(unit, [place for part in parts_in(unit) for place in places_in(part)]) for unit in units]
+    places += [(part, places_in(part)) for part in parts_in(module) if all(part is not unit for unit in units)]
+    for part, places_of_part in places:
         if places_of_part:
             part.register_forward_pre_hook(recorder_guard.hook(functools.partial(before_forward, places_of_part)))
 
