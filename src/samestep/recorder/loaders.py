@@ -310,7 +310,8 @@ def rows_of(data: Any) -> list[str]:
 def other_inputs(data: Any) -> list[str]:
     """Returns a digest of each of a model's inputs whose first dimension is not that of its rows."""
     leaves = [leaf for leaf in known_leaves(data) if is_a(leaf, Tensor) and leaf.dim()]
-    return [digest_rows([leaf[None]], 1)[0] for leaf in leaves if len(leaf) != len(leaves[0])]
+    others = [leaf for leaf in leaves if type(leaf) is Tensor and len(leaf) != len(leaves[0])]
+    return [digest_rows([leaf[None]], 1)[0] for leaf in others]
 
 
 def patch_loaders(

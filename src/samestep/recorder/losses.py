@@ -80,7 +80,10 @@ def functions_of(loss: Tensor) -> set[str]:
 def targets_of(loss: Tensor) -> list[str]:
     """Returns the digests of a loss's targets, and of the indices that choose among outputs."""
     saved = [getattr(node, name, None) for node in _nodes(loss.grad_fn) for name in ("_saved_target", "_saved_indices")]
-    leaves = [leaf for value in saved for leaf in known_leaves(value) if is_a(leaf, Tensor) and not leaf.requires_grad]
+    # A part of a tensor that ranks share out is no one rank's choice.
+    leaves = [
+        leaf for value in saved for leaf in known_leaves(value) if type(leaf) is Tensor and not leaf.requires_grad
+    ]
     return [digest_rows([leaf[None]], 1)[0] for leaf in leaves]
 
 
